@@ -1,12 +1,14 @@
 """Process each dump of a trainer as soon as it is complete, until the run is finished."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from schemas import storage
 from schemas.errors import LASTING_STATUSES, ClaimedError, ExtremisError, InputError, PlanError, RoomError, option
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
+from schemas.owners import watched
+from schemas.states import showing
 from schemas.storage import join, read_json
 from schemas.waits import waiting
 
@@ -15,23 +17,41 @@ _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between two checks for a dump
 
 
 def watch_dumps(
-    run: str, complete: Callable[[], dict[int, str]], make: Callable[[int], bool], say: Callable[[str], None]
+    run: str,
+    doing: str,
+    complete: Callable[[], dict[int, str]],
+    make: Callable[[int], Mapping[str, Manifest]],
+    say: Callable[[str], None],
 ) -> int:
     """Call `make(epoch)` for every dump in `complete()`, which maps epochs to digests, until the run is finished.
 
-    The oldest dump comes first. `make` returns whether it built a table; this function returns the number of tables
-    built. If a trainer resumes from an earlier checkpoint and withdraws dumps, the function waits for the new dumps.
-    While another process is working on a dump, the function waits. If storage fails or is full, or if processing a dump
-    fails, the function waits and retries, up to RETRIES times in a row. Raises the errors of `make`.
+    The oldest dump comes first. `make` returns the tables that it built; this function returns the number of dumps with
+    new tables. Heartbeats at RUN show what it is `doing`, or waits for. If a trainer resumes from an earlier checkpoint
+    and withdraws dumps, the function waits for the new dumps. While another process is working on a dump, the function
+    waits. If storage fails or is full, or if processing a dump fails, the function waits and retries, up to RETRIES
+    times in a row. Raises the errors of `make`.
     """
+    facts: dict[str, float] = {"tables": 0, "retries": 0}
+    with watched(run, doing), showing(facts.copy):
+        _make_tables(run, complete, make, say, facts)
+    return int(facts["tables"])
+
+
+def _make_tables(
+    run: str,
+    complete: Callable[[], dict[int, str]],
+    make: Callable[[int], Mapping[str, Manifest]],
+    say: Callable[[str], None],
+    facts: dict[str, float],
+) -> None:
     pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
-    layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
+    layout, seen, after, failures, again = RunLayout(run), dict[int, str](), "", 0, 0.0
     for wait in waiting(f"a run at {run}", say, every=pause, until="the process is stopped, or the run is finished"):
         epoch, digest = None, ""
         try:
             while time.monotonic() >= again:
                 if storage.exists(layout.finished):
-                    return count
+                    return
                 dumps = complete()
                 seen = {epoch: seen[epoch] for epoch in seen if epoch in dumps}  # a run may be started again
                 new = [(epoch, digest) for epoch, digest in dumps.items() if seen.get(epoch) != digest]
@@ -42,7 +62,11 @@ def watch_dumps(
                     )
                     break
                 epoch, digest = new[0]
-                count += make(epoch)
+                facts["epoch"], began = epoch, time.monotonic()
+                if made := make(epoch):
+                    facts |= {"tables": facts["tables"] + 1, "table_seconds": time.monotonic() - began}
+                    recalls = [table.quality["recall_at_k"] for table in made.values() if table.kind == "negatives"]
+                    facts |= {"recall": min(recalls)} if recalls and None not in recalls else {}
                 seen[epoch], failures, after = digest, 0, f" after epoch {epoch}"
         except ClaimedError:
             wait.change(f"another process that is working on the dump of epoch {epoch} of {run},")
@@ -50,7 +74,7 @@ def watch_dumps(
             lasts = error.exit_status in LASTING_STATUSES and not isinstance(error, PlanError)
             if lasts and epoch is not None and complete().get(epoch) != digest:
                 continue
-            failures += 1
+            failures, facts["retries"] = failures + 1, facts["retries"] + 1
             if failures > RETRIES and isinstance(error, PlanError):  # for the watcher, which has begun, no lasting one
                 raise RoomError(str(error)) from error
             if lasts or failures > RETRIES:
@@ -58,7 +82,6 @@ def watch_dumps(
             say(f"{error} Retry {failures} of {RETRIES}.")
             again = time.monotonic() + pause * 2**failures
             wait.change(f"attempt {failures + 1} to read the dumps of {run}")
-    return count
 
 
 def require_unused(run: str, url: str, manifest: Manifest) -> None:

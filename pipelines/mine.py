@@ -99,14 +99,13 @@ def watch(
     """
     say, options = progress or silent, options or MineOptions()
 
-    def make(epoch: int) -> bool:
+    def make(epoch: int) -> dict[str, Manifest]:
         inputs = open_inputs(data, run, epoch, options)
         if all(find_by_parents(inputs.table_url(s), "negatives", inputs.parents(s)) for s in inputs.sources):
-            return False
-        mine(data, run, epoch, options, beam_options, say)
-        return True
+            return {}
+        return mine(data, run, epoch, options, beam_options, say)
 
-    return watch_dumps(run, lambda: complete_dumps(run), make, say)
+    return watch_dumps(run, "mined", lambda: complete_dumps(run), make, say)
 
 
 def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progress) -> dict[str, Manifest]:

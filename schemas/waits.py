@@ -24,16 +24,16 @@ class Wait:
     """
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
-        self._what, self._say, self._seconds, self._until = what, say, seconds, until
-        self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
+        self.what, self._say, self._seconds, self._until = what, say, seconds, until
+        self.since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
 
     def change(self, what: str) -> None:
         """Wait for `what` from now on; if `what` differs, the time of the wait starts again."""
-        if what != self._what:
-            self._what, self._since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
+        if what != self.what:
+            self.what, self.since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
 
     def __enter__(self) -> "Wait":
-        if self._what:
+        if self.what:
             _active_waits.add(self)
             with contextlib.suppress(RuntimeError):  # no thread can start: nothing is reported
                 _start_reporter(os.getpid())
@@ -49,9 +49,9 @@ class Wait:
         self.due = time.monotonic() + SAY_SECONDS
         until = self._until or "the process is stopped"
         if self._seconds is not None:
-            until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
+            until = f"{_time_of_day(self.since + self._seconds)} at the latest {self._until}".rstrip()
         for say in [self._say] if self._say else _listeners:
-            say(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
+            say(redact(f"waiting for {self.what} since {_time_of_day(self.since)}, until {until}"))
 
 
 def waiting(
@@ -68,6 +68,12 @@ def waiting(
         yield wait
         with wait:
             over.wait(every)
+
+
+def oldest_wait() -> tuple[str, float] | None:
+    """Return what this process waits for, and since when (seconds since 1970); of several waits the oldest."""
+    waits = [(wait.since, wait.what) for wait in tuple(_active_waits)]
+    return (redact(min(waits)[1]), min(waits)[0]) if waits else None
 
 
 _active_waits: set[Wait] = set()
