@@ -12,7 +12,7 @@ RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends tini &&
 # Group 0 may write where the user may: some clusters give a container a user of their own, in that group.
 RUN useradd --create-home --uid 1000 extremis && chgrp 0 /home/extremis && chmod g=u /home/extremis
 # What is compiled at the first use lies in /tmp, so that any user can run the image, on a read-only root too.
-ENV HOME=/home/extremis NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton
+ENV HOME=/home/extremis NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton EXTREMIS_ALIVE=/tmp
 WORKDIR /opt/extremis
 HEALTHCHECK --start-period=60s CMD ["python", "/opt/extremis/health.py"]
 

@@ -175,6 +175,31 @@ def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Pro
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
+class StatusResult(Result):
+    """Runs, data sets and other tables, each with its state, progress, processes and bytes by kind."""
+
+    outputs: Sequence[Mapping[str, object]]
+
+
+@function
+def status(place: Place, *, progress: Progress = True) -> StatusResult:
+    """Show who is at work on a run, a data set or a folder of them, how far they are, and what they wait for.
+
+    A process gives a heartbeat every 2 seconds. After 30 seconds without one it is silent: it was paused, or killed, or
+    cannot reach storage. An ended process is known on its own machine only. An output is stopped if it is unfinished,
+    and nobody owns it. Ages compare the clocks of two machines.
+
+    Examples:
+      extremis status runs/1
+      extremis status s3://bucket/runs --json
+    """
+    from extremis.at_work import look
+
+    outputs, shown = look(fspath(place))
+    return StatusResult(outputs=outputs, shown=shown)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
 class TrainResult(Result):
     """RUN, its epochs, and by epoch the epoch whose dump the table is mined from; None: no table."""
 

@@ -27,7 +27,7 @@ from schemas.storage import join
 from schemas.table import Table
 from schemas.waits import Say, waiting
 
-CLAIM_FILE, _BEAT = ".claim.json", ".claim-beat-"
+CLAIM_FILE, HEARTBEAT = ".claim.json", ".claim-beat-"
 ALIVE = "EXTREMIS_ALIVE"  # environment variable: a folder for a sign of life on this machine; images/health.py reads it
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
@@ -96,7 +96,7 @@ class Claim:
 
     def __init__(self, root: str, owner: Owner) -> None:
         self.root, self.owner = root, owner
-        self._is_new = storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
+        self._is_new = bool(root) and storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
         self._beats = 0
         self._confirmed = _clock()
         self._lost: str | None = None
@@ -275,7 +275,7 @@ def find_signs(root: str) -> list[Sign]:
     chain = _chain(root)
     signs = {owner.id: Sign(root, owner, None, {}, True) for owner in chain[-1:]}
     for name in storage.list_names(root):
-        content = _read(join(root, name)) if name.startswith(_BEAT) else None
+        content = _read(join(root, name)) if name.startswith(HEARTBEAT) else None
         with contextlib.suppress(ValueError, TypeError, KeyError):  # a file of nobody
             beat = json.loads(content or b"")
             owner = Owner.read(json.dumps(beat["owner"]).encode())
@@ -369,7 +369,7 @@ def _successor_url(root: str, owner: Owner) -> str:
 
 
 def _beat_url(root: str, owner: Owner) -> str:
-    return join(root, f"{_BEAT}{owner.id}.json")
+    return join(root, f"{HEARTBEAT}{owner.id}.json")
 
 
 def _read(place: str) -> bytes | None:
