@@ -21,7 +21,6 @@ _HELP = {
     "recall": "Recall of the last table, of the least of its sources.",
     "retries": "Attempts that failed and were repeated.",
     "waiting_seconds": "Seconds that this process has waited; 0: it does not wait.",
-    "state": "What this process does, as labels.",
 }
 
 
@@ -29,21 +28,18 @@ def metrics() -> Iterator[Any]:
     """Yield a gauge for each number of this process's state, and one whose labels are the texts."""
     from prometheus_client.core import GaugeMetricFamily
 
-    def gauge(name: str, value: float, labels: Iterable[str] = ()) -> GaugeMetricFamily:
-        words = _HELP.get(name, "Newest value in metrics.jsonl of the run.")
-        return GaugeMetricFamily(f"extremis_{name}", words, *([] if labels else [value]), labels=labels or None)
-
     shown = state()
     since = shown.pop("waits_since", None)
     shown["waiting_seconds"] = 0.0 if since is None else max(0.0, time.time() - since)
     texts = {name: value for name, value in sorted(shown.items()) if isinstance(value, str)}
     for name, value in sorted(shown.items()):
         if name not in texts:
-            yield gauge(name, value)
-    described = gauge("state", 1, tuple(texts))
+            words = _HELP.get(name, "Newest value in metrics.jsonl of the run.")
+            yield GaugeMetricFamily(f"extremis_{name}", words, value)
     if texts:
-        described.add_metric(tuple(texts.values()), 1)
-    yield described
+        described = GaugeMetricFamily("extremis_state", "What this process does, as labels.", labels=[*texts])
+        described.add_metric([*texts.values()], 1)
+        yield described
 
 
 @contextlib.contextmanager

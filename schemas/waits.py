@@ -23,6 +23,8 @@ class Wait:
     reports. A wait with an empty `what` only watches for something, and is not reported.
     """
 
+    is_told = True  # as what this process waits for
+
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
         self.what, self._say, self._seconds, self._until = what, say, seconds, until
         self.since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
@@ -72,7 +74,7 @@ def waiting(
 
 def oldest_wait() -> tuple[str, float] | None:
     """Return what this process waits for, and since when (seconds since 1970); of several waits the oldest."""
-    waits = [(wait.since, wait.what) for wait in tuple(_active_waits)]
+    waits = [(wait.since, wait.what) for wait in tuple(_active_waits) if wait.is_told]
     return (redact(min(waits)[1]), min(waits)[0]) if waits else None
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import extremis
 from extremis import at_work
+from extremis.console import show_spinner
 from schemas import owners, storage
 from schemas.errors import InputError
 from schemas.manifest import Manifest, publish
@@ -75,9 +76,10 @@ def test_a_run_that_nobody_trains_is_stopped_and_then_finished(run: Path) -> Non
 
 def test_a_trainer_at_work_and_one_that_waits(run: Path) -> None:
     facts = {"step": 13, "steps_total": 24, "loss": 0.5}
-    with claimed(str(run), "trained"), showing(facts.copy):
+    with show_spinner("train: at work"), claimed(str(run), "trained"), showing(facts.copy):
         process = seen(run, **facts)
         told = look(run)
+        assert process["waits_for"] is None
         assert told["state"] == process["state"] == "at work"
         assert told["progress"]["words"].startswith("epoch 2 of 4, step 13 of 24, loss 0.500, checkpoint")
         with Wait("the table of epoch 2") as wait:
