@@ -108,35 +108,27 @@ def _processes(url: str, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     }
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for folder in sorted(folders, key=len):
-        for sign in find_signs(join(url, folder) if folder else url):
-            found[sign.owner.machine, sign.owner.pid] = _process(sign)
+        place = join(url, folder) if folder else url
+        for sign in find_signs(place):
+            found[sign.owner.machine, sign.owner.pid] = _process(place, sign)
     return sorted(found.values(), key=lambda process: not process["owns"])
 
 
-def _process(sign: Sign) -> dict[str, Any]:
-    since = sign.state.get("waits_since")
-    waited = 0.0 if since is None else max(0.0, time.time() - float(since))
-    if sign.owner.has_ended():
+def _process(place: str, sign: Sign) -> dict[str, Any]:
+    owner, facts = sign.owner, dict(sign.beat.get("state", {}))
+    waits_for, since = facts.pop("waits_for", None), facts.pop("waits_since", None)
+    waited, age = (None if then is None else max(0.0, time.time() - then) for then in (since, sign.beat.get("at")))
+    if owner.has_ended():
         state = "ended"
-    elif sign.age is None:
+    elif age is None:
         state = "starting"
-    elif sign.age > LEASE_SECONDS:
+    elif age > LEASE_SECONDS:
         state = "silent"
     else:
-        state = "waiting" if waited > SILENT_SECONDS else "at work"
-    return {
-        "command": _COMMANDS.get(sign.owner.doing, sign.owner.doing),
-        "state": state,
-        "at": sign.root,
-        "owns": sign.claims,
-        "host": sign.owner.host,
-        "pid": sign.owner.pid,
-        "since": sign.owner.since,
-        "heartbeat_age": None if sign.age is None else round(sign.age, 1),
-        "waits_for": sign.state.get("waits_for"),
-        "waited": round(waited, 1),
-        "facts": {name: value for name, value in sign.state.items() if not name.startswith("waits_")},
-    }
+        state = "waiting" if waited is not None and waited > SILENT_SECONDS else "at work"
+    told = {"command": _COMMANDS.get(owner.doing, owner.doing), "state": state, "at": place, "owns": sign.claims}
+    told |= {"host": owner.host, "pid": owner.pid, "since": owner.since, "heartbeat_age": age}
+    return told | {"waits_for": waits_for, "waited": waited, "facts": facts}
 
 
 def _cells(process: Mapping[str, Any]) -> list[str]:

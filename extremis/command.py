@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
+from extremis.alive import show_alive
 from extremis.console import messages, output, print_json, show_spinner
 from extremis.function import Described, Spelled, facts_of, unwrap
 from extremis.result import show
@@ -144,6 +145,7 @@ class Command(click.Command):
 
 
 def _run(described: Described, values: dict[str, Any]) -> None:
+    show_alive()
     as_json, quiet, verbose, _ = (values.pop(name) for name in ("as_json", "quiet", "verbose", "log_format"))
     about["run"] = str(values.get("run") or "")
     given = {name: value for name, value in values.items() if value not in (None, ())}

@@ -1,8 +1,8 @@
 """The image's health check: status 0 when the container's program is alive.
 
-A pool of workers (--worker_pool) and `extremis serve` answer where they listen. Other programs give a sign of life
-every two seconds while they own an output or watch a run, in a file of the folder EXTREMIS_ALIVE: a process whose file
-is older than a lease is stopped. Before their first sign, programs are well while they run.
+A pool of workers (--worker_pool) and `extremis serve` answer where they listen. Each command of `extremis` gives a
+sign of life every two seconds, in a file of the folder EXTREMIS_ALIVE: a process whose file is older than a lease is
+stopped.
 `health.py PID` asks for the port of another process than the container's first.
 """
 

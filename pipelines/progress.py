@@ -204,7 +204,7 @@ class Watch:
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
         """Show progress until the `with` block ends. Yields a function that takes the runner's counts of all flows."""
         ended = threading.Event()
-        with self._display() if self._display else contextlib.nullcontext() as show, showing(self.facts):
+        with self._display() if self._display else contextlib.nullcontext() as show, showing(self._facts):
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
             thread.start()
             try:
@@ -217,13 +217,9 @@ class Watch:
         """Return the steps that have started, in order. Raises StorageError."""
         return self._states(self._merged())
 
-    def facts(self) -> Mapping[str, str | float | None]:
-        """Return the state of the step at work: its name, rows done and in total, rows per second, and processes."""
-        if (step := self._current) is None:
-            return {}
-        rate = step.rows / step.seconds if step.seconds > 0 else None
-        names = "stage", "rows", "rows_total", "rows_per_second", "workers"
-        return dict(zip(names, (step.name, step.rows, step.total, rate, step.workers), strict=True))
+    def _facts(self) -> dict[str, str | int | None]:
+        step = self._current
+        return {} if step is None else {"stage": step.name, "rows": step.rows, "rows_total": step.total}
 
     def summarize(self) -> None:
         """Report rows, seconds and bytes of each finished step."""

@@ -1,7 +1,6 @@
 """Stored data: Arrow schemas, manifests, layout of paths, atomic publishing."""
 
 import functools
-import os
 from pathlib import Path
 
 VERSION = "0.1.0"  # of this code; setup.cfg reads it here
@@ -23,22 +22,14 @@ def commit() -> str:
     """
     try:
         from schemas._commit import COMMIT
+
+        return str(COMMIT)
     except ImportError:
-        return _ask_git(Path(__file__).resolve().parents[1])
-    return str(COMMIT)
-
-
-def _ask_git(root: Path) -> str:
-    import subprocess  # help and a wheel need none
-
-    if not (root / ".git").exists():  # a repository around an installation has commits of another project
-        return UNKNOWN
-    place = {"GIT_DIR": str(root / ".git"), "GIT_WORK_TREE": str(root), "GIT_OPTIONAL_LOCKS": "0"}
-    command = ["git", "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
+        import subprocess  # help and a wheel need none
+    root = Path(__file__).resolve().parents[1]  # not a repository around it, which has commits of another project
+    command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "--no-optional-locks", "describe"]
+    options = ["--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
     try:
-        told = subprocess.run(
-            command, env={**os.environ, **place}, cwd=root, capture_output=True, text=True, timeout=10, check=True
-        )
+        return subprocess.run([*command, *options], capture_output=True, text=True, timeout=10, check=True).stdout[:-1]
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
-    return told.stdout.strip()

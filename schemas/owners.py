@@ -5,7 +5,6 @@ build; then the kinds of outputs, which are not written over one another.
 """
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -13,10 +12,10 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas import storage
 from schemas.errors import ClaimedError, ClaimLostError, InputError, StorageError, TableError
@@ -28,7 +27,6 @@ from schemas.table import Table
 from schemas.waits import Say, waiting
 
 CLAIM_FILE, HEARTBEAT = ".claim.json", ".claim-beat-"
-ALIVE = "EXTREMIS_ALIVE"  # environment variable: a folder for a sign of life on this machine; images/health.py reads it
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until every reader sees a write
@@ -122,11 +120,6 @@ class Claim:
                 "command again if no other process continues the work."
             )
 
-    def begin(self) -> None:
-        """Start the heartbeats."""
-        _show_alive(os.getpid())
-        self._thread.start()
-
     def release(self) -> None:
         """Release the output, if this process still owns it, and end the heartbeats."""
         self._ended.set()
@@ -208,7 +201,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         yield _HELD_CLAIMS[key]
         return
     claim = _acquire(root, Owner.here(doing), say)
-    claim.begin()
+    claim._thread.start()
     _HELD_CLAIMS[key] = claim
     marked = False
     try:
@@ -241,70 +234,39 @@ def watched(root: str, doing: str) -> Iterator[None]:
     watch = Unclaimed(root, doing)
     with contextlib.suppress(StorageError):
         forget_ended(root)
-    watch.begin()
+    watch._thread.start()
     try:
         yield
     finally:
         watch.release()
 
 
-@dataclass(frozen=True)
-class Sign:
-    """Newest sign of a process that works at `root`. `at`: seconds since 1970 by its clock; None: no heartbeat yet.
+class Sign(NamedTuple):
+    """Newest sign of a process at an output: `beat` has `at` (seconds since 1970) and `state`, or nothing yet."""
 
-    `state`: see schemas/states.py. `claims`: whether the process holds the claim on `root`.
-    """
-
-    root: str
     owner: Owner
-    at: float | None
-    state: Mapping[str, Any]
-    claims: bool
-
-    @property
-    def age(self) -> float | None:
-        """Seconds since the heartbeat, as far as the clocks of both machines agree."""
-        return None if self.at is None else max(0.0, time.time() - self.at)
+    beat: dict[str, Any]
+    claims: bool  # the output
 
 
 def find_signs(root: str) -> list[Sign]:
-    """Return a sign of each process that works at `root`: of the owner, and of others in any order.
-
-    Raises StorageError.
-    """
+    """Return a sign of each process that works at `root`, the owner's first. Raises StorageError."""
     chain = _chain(root)
-    signs = {owner.id: Sign(root, owner, None, {}, True) for owner in chain[-1:]}
+    signs = {owner.id: Sign(owner, {}, True) for owner in chain[-1:]}
     for name in storage.list_names(root):
         content = _read(join(root, name)) if name.startswith(HEARTBEAT) else None
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # a file of nobody
-            beat = json.loads(content or b"")
-            owner = Owner.read(json.dumps(beat["owner"]).encode())
+        if content is not None and (beat := storage.parse_object(content)) is not None:
+            owner = Owner.read(json.dumps(beat.get("owner")).encode())
             if owner not in chain[:-1]:
-                signs[owner.id] = Sign(root, owner, float(beat["at"]), dict(beat["state"]), owner in chain)
+                signs[owner.id] = Sign(owner, beat, owner in chain)
     return list(signs.values())
 
 
 def forget_ended(root: str) -> None:
     """Remove heartbeats of processes that have ended without a claim at `root`. Raises StorageError."""
-    for sign in find_signs(root):
-        if not sign.claims and (sign.owner.has_ended() or (sign.age or 0) > _FORGET_SECONDS):
-            storage.remove(_beat_url(root, sign.owner))
-
-
-@functools.cache
-def _show_alive(pid: int) -> None:
-    """Start the thread that touches a file of this process in the folder ALIVE, also while storage does not answer."""
-    if not os.environ.get(ALIVE):
-        return
-    place = Path(os.environ[ALIVE], f"extremis-{pid}.alive")
-
-    def work() -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                place.write_text(_born(pid))
-            time.sleep(BEAT_SECONDS)
-
-    threading.Thread(target=work, name="extremis-alive", daemon=True).start()
+    for owner, beat, claims in find_signs(root):
+        if not claims and (owner.has_ended() or time.time() - beat["at"] > _FORGET_SECONDS):
+            storage.remove(_beat_url(root, owner))
 
 
 def describe_work(root: str) -> str:

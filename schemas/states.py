@@ -6,13 +6,12 @@ from typing import Any
 
 from schemas.waits import oldest_wait
 
-Facts = Callable[[], Mapping[str, Any]]  # numbers and texts by name; any thread may call it
-_facts: list[Facts] = []
+_facts: list[Callable[[], Mapping[str, Any]]] = []
 
 
 @contextlib.contextmanager
-def showing(facts: Facts) -> Iterator[None]:
-    """Show `facts` as part of this process's state until the block ends; of two with one name, the later one counts."""
+def showing(facts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Show numbers and texts as part of this process's state until the block ends. Any thread calls `facts`."""
     _facts.append(facts)
     try:
         yield
@@ -23,6 +22,4 @@ def showing(facts: Facts) -> Iterator[None]:
 def state() -> dict[str, Any]:
     """Return all facts, and, while this process waits, `waits_for` and `waits_since` (seconds since 1970)."""
     shown = {name: value for each in tuple(_facts) for name, value in each().items() if value is not None}
-    if (wait := oldest_wait()) is not None:
-        shown["waits_for"], shown["waits_since"] = wait
-    return shown
+    return shown | oldest_wait()

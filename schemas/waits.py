@@ -26,16 +26,16 @@ class Wait:
     is_told = True  # as what this process waits for
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
-        self.what, self._say, self._seconds, self._until = what, say, seconds, until
-        self.since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
+        self._what, self._say, self._seconds, self._until = what, say, seconds, until
+        self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
 
     def change(self, what: str) -> None:
         """Wait for `what` from now on; if `what` differs, the time of the wait starts again."""
-        if what != self.what:
-            self.what, self.since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
+        if what != self._what:
+            self._what, self._since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
 
     def __enter__(self) -> "Wait":
-        if self.what:
+        if self._what:
             _active_waits.add(self)
             with contextlib.suppress(RuntimeError):  # no thread can start: nothing is reported
                 _start_reporter(os.getpid())
@@ -51,9 +51,9 @@ class Wait:
         self.due = time.monotonic() + SAY_SECONDS
         until = self._until or "the process is stopped"
         if self._seconds is not None:
-            until = f"{_time_of_day(self.since + self._seconds)} at the latest {self._until}".rstrip()
+            until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
         for say in [self._say] if self._say else _listeners:
-            say(redact(f"waiting for {self.what} since {_time_of_day(self.since)}, until {until}"))
+            say(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
 
 
 def waiting(
@@ -72,10 +72,10 @@ def waiting(
             over.wait(every)
 
 
-def oldest_wait() -> tuple[str, float] | None:
-    """Return what this process waits for, and since when (seconds since 1970); of several waits the oldest."""
-    waits = [(wait.since, wait.what) for wait in tuple(_active_waits) if wait.is_told]
-    return (redact(min(waits)[1]), min(waits)[0]) if waits else None
+def oldest_wait() -> dict[str, str | float]:
+    """Return `waits_for` and `waits_since` (seconds since 1970) of this process's longest wait, if it waits."""
+    waits = sorted((wait._since, wait._what) for wait in tuple(_active_waits) if wait.is_told)
+    return {"waits_for": redact(waits[0][1]), "waits_since": waits[0][0]} if waits else {}
 
 
 _active_waits: set[Wait] = set()

@@ -90,7 +90,7 @@ def test_without_a_port_nothing_listens() -> None:
 def test_a_wait_and_texts_are_metrics() -> None:
     assert exposition(RunMetrics(batch=1)).count("extremis_waiting_seconds 0.0") == 1
     with showing({"stage": 'search "it"', "rows": 5, "rows_total": None}.copy), Wait("the next dump") as wait:
-        wait.since -= 100
+        wait._since -= 100
         lines = exposition(RunMetrics(batch=1)).splitlines()
     assert all(line.startswith("# ") or LINE.match(line) for line in lines), lines
     assert 'extremis_state{stage="search \\"it\\"",waits_for="the next dump"} 1.0' in lines

@@ -83,7 +83,7 @@ def test_a_trainer_at_work_and_one_that_waits(run: Path) -> None:
         assert told["state"] == process["state"] == "at work"
         assert told["progress"]["words"].startswith("epoch 2 of 4, step 13 of 24, loss 0.500, checkpoint")
         with Wait("the table of epoch 2") as wait:
-            wait.since -= 65
+            wait._since -= 65
             while look(run)["state"] != "waiting":
                 time.sleep(0.02)
             process = look(run)["processes"][0]
@@ -115,7 +115,7 @@ def test_a_killed_trainer_and_the_miner_that_waits_on(run: Path) -> None:
     subprocess.run([sys.executable, "-c", works], cwd=ROOT, check=False)
     assert look(run)["state"] == "ended"
     with watched(str(run), "mined"), Wait("the next dump") as wait, showing({"tables": 1, "epoch": 3}.copy):
-        wait.since -= 20
+        wait._since -= 20
         while len(processes := look(run)["processes"]) < 2:
             time.sleep(0.02)
         assert [(each["command"], each["state"], each["owns"]) for each in processes] == [

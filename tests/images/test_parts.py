@@ -67,10 +67,8 @@ def test_health_is_an_answer_where_a_program_listens(words: list[str]) -> None:
 
 def test_health_is_a_recent_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXTREMIS_ALIVE", str(tmp_path))
-    works = f"with watched({str(tmp_path / 'run')!r}, 'mined'): print('at work', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", f"import sys; from schemas.owners import watched\n{works}"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as miner:
-        miner.stdout.readline()
+    command = [sys.executable, "-m", "extremis", "mine", "data", str(tmp_path / "run"), "--watch"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as miner:
         alive = tmp_path / f"extremis-{miner.pid}.alive"
         while not (alive.exists() and alive.read_text()):
             time.sleep(0.01)
@@ -86,7 +84,7 @@ def test_health_is_a_recent_sign_of_life(tmp_path: Path, monkeypatch: pytest.Mon
         alive.write_text("1")  # of an earlier process with this number
         os.utime(alive, times=(0, 0))
         assert run("health.py", "self").returncode == 0
-        miner.communicate()
+        miner.kill()
     os.utime(alive, times=(0, 0))
     assert run("health.py", "self").returncode == 0  # it has ended: that is not for this check to say
 

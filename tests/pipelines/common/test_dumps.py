@@ -97,8 +97,8 @@ def test_others_see_what_it_does_and_what_it_waits_for(tmp_path: Path, monkeypat
         time.sleep(0.1)
         for sign in find_signs(str(tmp_path)):
             assert (sign.owner.doing, sign.claims) == ("mined", False)
-            assert (sign.age or 0) < 60
-            seen.append(dict(sign.state))
+            assert abs(sign.beat["at"] - time.time()) < 60
+            seen.append(sign.beat["state"])
         if seen and "waits_for" in seen[-1]:
             (tmp_path / "finished.json").touch()
         return dumps
