@@ -265,7 +265,7 @@ def find_signs(root: str) -> list[Sign]:
 def forget_ended(root: str) -> None:
     """Remove heartbeats of processes that have ended without a claim at `root`. Raises StorageError."""
     for owner, beat, claims in find_signs(root):
-        if not claims and (owner.has_ended() or time.time() - beat["at"] > _FORGET_SECONDS):
+        if not claims and (owner.has_ended() or time.time() - beat.get("at", 0.0) > _FORGET_SECONDS):
             storage.remove(_beat_url(root, owner))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import extremis
-from extremis import at_work
+from extremis.at_work import outermost
 from extremis.console import show_spinner
 from schemas import owners, storage
 from schemas.errors import InputError
@@ -66,7 +66,7 @@ def seen(place: Path, **facts: object) -> dict[str, Any]:
 def test_a_run_that_nobody_trains_is_stopped_and_then_finished(run: Path) -> None:
     told = look(run)
     assert (told["kind"], told["state"], told["processes"]) == ("run", "stopped", [])
-    assert told["progress"]["words"] == "epoch 2 of 4, checkpoint at step 12, 1 tables"
+    assert told["progress"] == "epoch 2 of 4, checkpoint at step 12, 1 tables"
     files = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     assert sum(told["bytes"].values()) == sum(files.values())
     assert told["bytes"]["negatives"] == sum(size for path, size in files.items() if "negatives" in path.parts)
@@ -76,12 +76,13 @@ def test_a_run_that_nobody_trains_is_stopped_and_then_finished(run: Path) -> Non
 
 def test_a_trainer_at_work_and_one_that_waits(run: Path) -> None:
     facts = {"step": 13, "steps_total": 24, "loss": 0.5}
-    with show_spinner("train: at work"), claimed(str(run), "trained"), showing(facts.copy):
+    more = {**facts, "train_drop": float("inf"), "train_loss": float("nan")}  # JSON has no such numbers
+    with show_spinner("train: at work"), claimed(str(run), "trained"), showing(more.copy):
         process = seen(run, **facts)
         told = look(run)
-        assert process["waits_for"] is None
+        assert (process["facts"], process["waits_for"]) == (facts, None)
         assert told["state"] == process["state"] == "at work"
-        assert told["progress"]["words"].startswith("epoch 2 of 4, step 13 of 24, loss 0.500, checkpoint")
+        assert told["progress"].startswith("epoch 2 of 4, step 13 of 24, loss 0.500, checkpoint")
         with Wait("the table of epoch 2") as wait:
             wait._since -= 65
             while look(run)["state"] != "waiting":
@@ -105,7 +106,7 @@ def test_a_trainer_elsewhere_is_silent_after_a_lease(run: Path, age: float, stat
     told = look(run)
     assert told["state"] == state
     assert age <= told["processes"][0]["heartbeat_age"] < age + 10
-    assert f"train, {owner.pid} on far" in shown(run)
+    assert f"trained by {owner.pid} on far" in shown(run)
 
 
 def test_a_killed_trainer_and_the_miner_that_waits_on(run: Path) -> None:
@@ -118,16 +119,16 @@ def test_a_killed_trainer_and_the_miner_that_waits_on(run: Path) -> None:
         wait._since -= 20
         while len(processes := look(run)["processes"]) < 2:
             time.sleep(0.02)
-        assert [(each["command"], each["state"], each["owns"]) for each in processes] == [
-            ("train", "ended", True),
-            ("mine", "waiting", False),
+        assert [(each["doing"], each["state"], each["owns"]) for each in processes] == [
+            ("trained", "ended", True),
+            ("mined", "waiting", False),
         ]
         table = str(run / "negatives" / "epoch-0003")
         with claimed(table, "mined"):  # the same process, at work on a table
             while look(run)["processes"][1]["at"] != table:
                 time.sleep(0.02)
         assert look(run)["state"] == "ended"
-    assert [each["command"] for each in look(run)["processes"]] == ["train"]
+    assert [each["doing"] for each in look(run)["processes"]] == ["trained"]
 
 
 def test_a_folder_of_runs_and_data_sets(run: Path, tmp_path: Path) -> None:
@@ -144,17 +145,20 @@ def test_a_folder_of_runs_and_data_sets(run: Path, tmp_path: Path) -> None:
         "runs/1": ("run", "stopped"),
         "runs/2": ("damaged", "stopped"),
     }
-    assert names["data"]["progress"]["rows"] == {"train": 5}
-    assert names["new"]["progress"]["words"] == "read: 5 of 10 rows"
-    assert "damaged, or changed by hand" in names["runs/2"]["progress"]["words"]
+    assert names["data"]["rows"] == {"train": 5}
+    assert names["new"]["progress"] == "read: 5 of 10 rows"
+    assert "damaged, or changed by hand" in names["runs/2"]["progress"]
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match="no run, data set or other table here"):
         extremis.status(tmp_path / "other")
 
 
-@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join), unique=True))
-def test_every_byte_belongs_to_one_output(folders: list[str]) -> None:
-    sizes = {f"{folder}/{name}": 1 for folder in folders for name in ("config.toml", "x/file")}
-    roots = at_work._roots(sizes)
-    assert sum(len(at_work._below(sizes, root)) for root in roots) == len(sizes)
-    assert not [(a, b) for a in roots for b in roots if a != b and f"{a}/".startswith(f"{b}/")]
+@given(
+    st.sets(
+        st.lists(st.sampled_from(["a", "b", "a-", "a.b"]), max_size=3).map(lambda each: "".join(f"{n}/" for n in each))
+    )
+)
+def test_every_folder_is_in_one_of_the_outermost(folders: set[str]) -> None:
+    roots = outermost(folders)
+    assert {*roots} <= folders
+    assert all(sum(folder.startswith(root) for root in roots) == 1 for folder in folders)
