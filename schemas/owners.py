@@ -169,7 +169,7 @@ class Claim:
     def _write_beat(self) -> None:
         self._beats += 1
         beat = {"beat": self._beats, "at": time.time(), "owner": asdict(self.owner), "state": state()}
-        storage.write_sealed(_beat_url(self.root, self.owner), json.dumps(beat).encode())
+        storage.write_sealed(_beat_url(self.root, self.owner), json.dumps(beat, default=float).encode())
 
 
 class Unclaimed(Claim):

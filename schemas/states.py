@@ -21,5 +21,8 @@ def showing(facts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
 
 def state() -> dict[str, Any]:
     """Return all facts, and, while this process waits, `waits_for` and `waits_since` (seconds since 1970)."""
-    shown = {name: value for each in tuple(_facts) for name, value in each().items() if value is not None}
+    shown: dict[str, Any] = {}
+    for facts in tuple(_facts):
+        with contextlib.suppress(Exception):  # what is shown must not end a heartbeat
+            shown |= {name: value for name, value in facts().items() if value is not None}
     return shown | oldest_wait()

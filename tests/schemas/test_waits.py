@@ -7,6 +7,7 @@ import time
 import pytest
 
 from schemas import waits
+from schemas.states import showing, state
 from schemas.waits import Wait, waiting
 
 CLOCK = r"\d\d:\d\d:\d\d"
@@ -61,3 +62,15 @@ def test_another_thing_is_waited_for_anew_and_a_signal_ends_it() -> None:
         "waiting for a run since NOW, until the process is stopped",
         "waiting for a dump since NOW, until the process is stopped",
     ]
+
+
+def test_a_state_has_the_longest_wait_and_what_is_shown_in_this_order() -> None:
+    assert state() == {}
+    with showing({"step": 1, "epoch": 2}.copy), showing({"step": 3, "none": None}.copy), showing(lambda: 1 / 0):
+        assert state() == {"step": 3, "epoch": 2}
+        with Wait("the first") as first, Wait("s3://key:secret@bucket/x"):
+            first._since -= 1
+            assert state() == {"step": 3, "epoch": 2, "waits_for": "the first", "waits_since": first._since}
+        with Wait("https://user:secret@host/x"):
+            assert "secret" not in str(state())
+    assert state() == {}
