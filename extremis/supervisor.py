@@ -241,7 +241,7 @@ class RunLog(logging.Handler):
     def __init__(self, run: str) -> None:
         super().__init__()
         self._url, self._lines_lock = RunLayout(run).log, threading.Lock()
-        self._lines, self._has_begun = "", False
+        self._lines, self._has_begun = f"{_now()}  Extremis {code_version()}, commit {commit()}\n", False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add the line of an event."""
@@ -258,7 +258,6 @@ class RunLog(logging.Handler):
         with self._lines_lock, contextlib.suppress(ExtremisError):
             if not self._has_begun:
                 self._has_begun = True
-                self._lines = f"{_now()}  Extremis {code_version()}, commit {commit()}\n{self._lines}"
                 self._append()
                 if self._lines and storage.exists(self._url):
                     self._lines = storage.read_bytes(self._url).decode() + self._lines
