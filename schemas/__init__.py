@@ -27,7 +27,7 @@ def commit() -> str:
     except ImportError:
         import subprocess  # help and a wheel need none
     root = Path(__file__).resolve().parents[1]  # not a repository around it, which has commits of another project
-    command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "--no-optional-locks", "describe"]
+    command = ["git", "--git-dir", str(root / ".git"), "--work-tree", str(root), "--no-optional-locks", "describe"]
     options = ["--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run([*command, *options], capture_output=True, text=True, timeout=10, check=True).stdout[:-1]
