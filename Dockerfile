@@ -16,14 +16,14 @@ RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends tini &&
 # Group 0 may write where the user may: some clusters give a container a user of their own, in that group.
 RUN useradd --create-home --uid 1000 extremis && chgrp 0 /home/extremis && chmod g=u /home/extremis
 # What is compiled at the first use lies in /tmp, so that any user can run the image, on a read-only root too.
-ENV HOME=/home/extremis NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton
+ENV HOME=/home/extremis NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton EXTREMIS_ALIVE=/tmp
 WORKDIR /opt/extremis
 HEALTHCHECK --start-period=60s CMD ["python", "/opt/extremis/health.py"]
 
 FROM base AS wheel
 COPY images/locked.txt images/requirements.py ./
 RUN python requirements.py build >build.txt && pip install --require-hashes -r build.txt
-COPY setup.cfg pyproject.toml README.md LICENSE ./
+COPY setup.py setup.cfg pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY search search
 COPY pipelines pipelines
@@ -32,7 +32,8 @@ COPY scoring scoring
 COPY extremis extremis
 COPY recipes recipes
 COPY examples/tate examples/tate
-RUN pip wheel -q --no-deps --no-build-isolation -w /wheels .
+ARG REVISION=unknown
+RUN EXTREMIS_COMMIT="${REVISION}" pip wheel -q --no-deps --no-build-isolation -w /wheels .
 
 # A worker image for Beam's portable runners (Flink, Spark, Dataflow); docs/runners.md says how each is told of it.
 # `extremis embed` loads a model: build its workers with --build-arg EXTRAS=pipelines,trainer,s3

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from extremis.training import recipes as recipes
     from extremis.training import run as run
     from extremis.training import shard as shard
+    from extremis.training import status as status
     from extremis.training import teach as teach
     from extremis.training import train as train
     from extremis.using import ablate as ablate
@@ -76,6 +77,7 @@ COMMANDS = {
     **dict.fromkeys(
         ("run", "train", "mine", "merge", "teach", "cluster", "recipes", "plan"), ("Train", "extremis.training")
     ),
+    "status": ("Look", "extremis.training"),
     **dict.fromkeys(("evaluate", "report", "inspect", "ablate", "crossval", "fuse"), ("Look", "extremis.using")),
     **dict.fromkeys(("export", "predict", "explain", "serve", "tuples", "embed"), ("Use", "extremis.using")),
     "demo": ("Try", "extremis.using"),

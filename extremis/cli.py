@@ -17,7 +17,7 @@ import click
 import extremis
 from extremis.console import ClosedPipe, fail, open_streams, output, set_log_format
 from extremis.installation import extra_of
-from schemas import code_version
+from schemas import code_version, commit
 from schemas.errors import front_end, missing_extra, recognise
 from schemas.process import limit_openmp_threads
 
@@ -57,12 +57,20 @@ class _Loop(click.Group):
                 formatter.write_dl([(name, _summary(name)) for name in commands])
 
 
+def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        click.echo(f"extremis, version {code_version()}, commit {commit()}")
+        context.exit()
+
+
 @click.group(
     cls=_Loop,
     commands=_Commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(code_version(), prog_name="extremis")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
 def cli() -> None:
     """Extreme classification on streamed data: shard, train, mine, join, evaluate.
 

@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
+from extremis.alive import show_alive
 from extremis.console import messages, output, print_json, show_spinner
 from extremis.function import Described, Spelled, facts_of, unwrap
 from extremis.result import show
@@ -148,6 +149,7 @@ class Command(click.Command):
 
 
 def _run(described: Described, values: dict[str, Any]) -> None:
+    show_alive()
     common = ("as_json", "quiet", "verbose", "log_format", "patience")
     as_json, quiet, verbose, _, patience = (values.pop(name) for name in common)
     if patience is not None:

@@ -302,6 +302,8 @@ class _Activity(Wait):
     The thread that reports waits shows it. rich's spinner would stay in the streams of forked processes.
     """
 
+    is_told = False
+
     def __init__(self) -> None:
         super().__init__("the command")
         self.reset()

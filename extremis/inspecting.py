@@ -77,7 +77,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None, shown: 
     for name, fault in mismatches.items():
         say(f"{name or url}: {fault}")
     if data is not None:
-        shown += [*_lines({"code version": data.code_version}), *_section(data, "parameters")]
+        shown += [*_lines({"made by": _writer(data)}), *_section(data, "parameters")]
         if data.parameters.get("options"):  # empty if vectors in files were mined
             shown.append(f"to create DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
@@ -92,7 +92,8 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None, shown: 
         "checks": {name: [fault] for name, fault in mismatches.items()},
     }
     if data is not None:
-        body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
+        body |= {"digest": data.digest, "commit": data.commit, "parameters": data.parameters}
+        body["command"] = sharding_command(url, data)
         body |= inspect_queries(DataLayout(url), rows, split, shown)
     if mismatches and check:
         raise TableError(f"{url}: {len(mismatches)} item(s) do not match the manifests; see above.")
@@ -326,6 +327,10 @@ def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[st
     return faults
 
 
+def _writer(manifest: Manifest) -> str:
+    return f"Extremis {manifest.code_version}, commit {manifest.commit}"
+
+
 _SHOWN_VALUES = 8  # values shown of a list
 
 
@@ -339,7 +344,7 @@ def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int, shown: 
         "shards": len(manifest.shards),
         "bytes": f"{sum(shard.bytes for shard in manifest.shards):,}",
         "digest": manifest.digest,
-        "code version": manifest.code_version,
+        "made by": _writer(manifest),
     }
     if manifest.columns:
         fields["columns"] = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
@@ -358,7 +363,8 @@ def _inspect_table(url: str, manifest: Manifest, check: bool, rows: int, shown: 
                 elif isinstance(value, list) and len(value) > _SHOWN_VALUES:
                     row[name] = [*value[:_SHOWN_VALUES], "…"]
             shown.append(str(row if text is None else {**row, "words": text}))
-    return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
+    facts = {"digest": manifest.digest, "commit": manifest.commit, "verified": check}
+    return {**facts, **manifest.model_dump(mode="json")}
 
 
 def _lines(fields: dict[str, Any]) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 OWN_PACKAGES = ("schemas", "search", "trainer", "pipelines", "scoring", "recipes")
 # Modules that only extras install, by the smallest extra that installs the module.
 _EXTRAS = {
-    "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),
-    "trainer": ("numba", "prometheus_client", "safetensors", "scipy", "torch", "transformers"),
+    "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "prometheus_client", "tokenizers"),
+    "trainer": ("numba", "safetensors", "scipy", "torch", "transformers"),
     "report": ("jinja2", "plotly"),
     "fusion": ("sklearn",),
     "tensorboard": ("tensorboard",),

@@ -1,4 +1,4 @@
-"""A run with its miner, its ranks, its metrics for Prometheus and its log."""
+"""A run with its miner, its ranks, its metrics and its log."""
 
 import contextlib
 import logging
@@ -6,23 +6,20 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 from extremis.console import Bar, current_output, logger, say, show_activity
+from extremis.metrics import serve_metrics
 from extremis.miner import start_miner
 from extremis.stopping import GRACE, stopping_on_signal
-from schemas import storage
-from schemas.errors import ExtremisError, InputError, StorageError, option, recognise, redact
+from schemas import code_version, commit, storage
+from schemas.errors import ExtremisError, StorageError, recognise, redact
 from schemas.layout import RunLayout, epoch_folder, list_numbers
-from schemas.owners import Claim, Unclaimed, claimed, clean_up, require_output_folder
+from schemas.owners import Claim, Unclaimed, claimed, clean_up, forget_ended, require_output_folder
+from schemas.states import showing
 from schemas.storage import read_json, write_json
-from schemas.waits import Say
 from scoring.fitting import carry_fusion
 from scoring.memory import FACTS, describe_memory
 from trainer.group import ALONE, Group
@@ -72,7 +69,8 @@ def train(
         show_activity(f"{title or 'train'}: ending the run")  # after the bar
         try:
             with (
-                serve_metrics(state, metrics if group.first else None, say),
+                showing(state.values),
+                serve_metrics(metrics if group.first else None, say),
                 Bar(title or f"train {recipe.title}", trainer.total_steps, quiet=not group.first) as bar,
             ):
 
@@ -170,25 +168,19 @@ def claimed_by_first_rank(run: str, group: Group, data: str) -> Iterator[Claim]:
 
 
 def record_command(run: RunLayout) -> None:
-    """Append the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
+    """Append the current command line, if any, and its commit to those of RUN. Raises TableError, StorageError."""
     if line := redact(current_output().command):
-        write_json(run.commands, {"commands": [*read_commands(run), line]}, indent=1)
+        commands, commits = read_commands(run)
+        write_json(run.commands, {"commands": [*commands, line], "commits": [*commits, commit()]}, indent=1)
 
 
-def read_commands(run: RunLayout) -> list[str]:
-    """Return the command lines that created RUN, oldest first. Raises TableError if the file is damaged."""
-    return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
+def read_commands(run: RunLayout) -> tuple[list[str], list[str]]:
+    """Return the command lines that created RUN, oldest first, and their commits. Raises TableError for a bad file."""
+    body = read_json(run.commands) if storage.exists(run.commands) else {}
+    return list(body.get("commands", [])), list(body.get("commits", []))
 
 
-_HELP = {
-    "step": "Optimizer steps done.",
-    "steps_total": "Optimizer steps of the whole run.",
-    "loss": "Loss of the last step.",
-    "rows_per_second": "Rows trained per second, averaged over the last seconds.",
-}
-
-
-class RunMetrics(Collector):
+class RunMetrics:
     """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
 
     def __init__(self, batch: int) -> None:
@@ -219,10 +211,14 @@ class RunMetrics(Collector):
                 else:
                     self._values.pop(metric, None)
 
+    def values(self) -> dict[str, float]:
+        """Return all metrics."""
+        with self._lock:
+            return dict(self._values)
+
     def note(self) -> str:
         """Describe the loss, the rate, and the table in use: the table's epoch, and how late the next table is."""
-        with self._lock:
-            values = dict(self._values)
+        values = self.values()
         parts = [f"loss {values['loss']:.3f}"] if "loss" in values else []
         if rate := values.get("rows_per_second"):
             parts.append(f"{rate:,.0f} rows/s")
@@ -233,52 +229,6 @@ class RunMetrics(Collector):
         elif late:
             parts.append("waiting for the first table")
         return "  ".join(parts)
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield all metrics; Prometheus' client calls this."""
-        yield CounterMetricFamily("extremis_storage_retries", "Requests to storage, tried again.", storage.retries)
-        with self._lock:
-            values = sorted(self._values.items())
-        for name, value in values:
-            yield GaugeMetricFamily(
-                f"extremis_{name}", _HELP.get(name, "Newest value in metrics.jsonl of the run."), value
-            )
-
-
-@contextlib.contextmanager
-def serve_metrics(collector: Collector, place: tuple[str, int] | None, say: Say) -> Iterator[int | None]:
-    """Serve the metrics of `collector` until the block ends; yield the port.
-
-    `place`: host and port (0: any free port); None: no server.
-    Raises InputError if the port cannot be opened.
-    """
-    if place is None:
-        yield None
-        return
-    host, port = place
-    registry = CollectorRegistry()
-    registry.register(collector)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except (OSError, OverflowError) as error:
-        given = option("metrics_port", port)
-        raise InputError(f"{given}: cannot listen on {host}: {error}. Choose another port.") from None
-    metrics: Any = server.get_app()
-
-    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/metrics":
-            return metrics(environ, start_response)
-        start_response("404 Not Found", [("Content-Type", "text/plain")])
-        return [b"metrics are at /metrics\n"]
-
-    server.set_app(respond)
-    try:
-        say(f"metrics for Prometheus at http://{host}:{server.server_port}/metrics")
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class RunLog(logging.Handler):
@@ -291,7 +241,7 @@ class RunLog(logging.Handler):
     def __init__(self, run: str) -> None:
         super().__init__()
         self._url, self._lines_lock = RunLayout(run).log, threading.Lock()
-        self._lines, self._has_begun = "", False
+        self._lines, self._has_begun = f"{_now()}  Extremis {code_version()}, commit {commit()}\n", False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add the line of an event."""
@@ -300,7 +250,7 @@ class RunLog(logging.Handler):
     def add(self, line: str) -> None:
         """Add a line, from any thread."""
         with self._lines_lock:
-            self._lines += f"{datetime.now().isoformat(' ', 'seconds')}  {line}\n"
+            self._lines += f"{_now()}  {line}\n"
             self._append()
 
     def begin(self) -> None:
@@ -325,6 +275,10 @@ class RunLog(logging.Handler):
                 storage.write_bytes(self._url, self._lines.encode())
 
 
+def _now() -> str:
+    return datetime.now().isoformat(" ", "seconds")
+
+
 @contextlib.contextmanager
 def logged(run: str) -> Iterator[RunLog]:
     """Write all lines to RUN's log until the block ends; inside another such block, use that block's log."""
@@ -342,7 +296,8 @@ def logged(run: str) -> Iterator[RunLog]:
 
 
 def discard_unfinished_tables(run: RunLayout) -> None:
-    """Remove unfinished tables whose miners have ended. Raises StorageError."""
+    """Remove unfinished tables whose miners have ended, and the miners' heartbeats. Raises StorageError."""
+    forget_ended(run.root)
     # The negative tables of one dump share one owner.
     outputs = [(epoch_folder(run.negatives_root, epoch), "mined") for epoch in list_numbers(run.negatives_root)]
     outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in list_numbers(run.clusters_root)]

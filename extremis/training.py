@@ -55,6 +55,16 @@ def _pair(value: Any) -> Any:
     return parts
 
 
+_MetricsPort = Annotated[int, Field(ge=0, le=65535, description="Port that serves metrics for Prometheus. 0: any.")]
+_MetricsHost = Annotated[str, Field(description="Address that the metrics port listens on.")]
+
+
+def _metrics(host: str, port: int | None) -> contextlib.AbstractContextManager[int | None]:
+    from extremis.metrics import serve_metrics
+
+    return serve_metrics(None if port is None else (host, port), say)
+
+
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ShardResult(Result):
     """DATA, with digests by `tables`, and counts; `rows` by split."""
@@ -75,6 +85,8 @@ def shard(
     *,
     propensity: Annotated[tuple[float, float], BeforeValidator(_pair), Shown("A,B")] | None = None,
     overwrite: bool = False,
+    metrics_port: _MetricsPort | None = None,
+    metrics_host: _MetricsHost = "127.0.0.1",
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,
@@ -107,7 +119,7 @@ def shard(
     options, data = options or ShardOptions(), fspath(data)
     if propensity is not None:
         options = options.model_copy(update={"propensity_a": propensity[0], "propensity_b": propensity[1]})
-    with input_url(input) as url:
+    with input_url(input) as url, _metrics(metrics_host, metrics_port):
         manifest = sharding.shard(url, data, options, beam_options, say, overwrite=overwrite)
     summary = summarize(data)
     for line in summary_lines(data, summary):
@@ -160,6 +172,31 @@ def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Pro
         facts, parts, shown = versioning.show(place)
         return DataResult(parts=parts, more=facts, shown=shown)
     return DataResult(more=versioning.drop(place))
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class StatusResult(Result):
+    """Runs, data sets and other tables, each with its state, progress, processes and bytes by kind."""
+
+    outputs: Sequence[Mapping[str, object]]
+
+
+@function
+def status(place: Place, *, progress: Progress = True) -> StatusResult:
+    """Show who is at work on a run, a data set or a folder of them, how far they are, and what they wait for.
+
+    A process gives a heartbeat every 2 seconds. After 30 seconds without one it is silent: it was paused, or killed, or
+    cannot reach storage. An ended process is known on its own machine only. An output is stopped if it is unfinished,
+    and nobody owns it. Ages compare the clocks of two machines.
+
+    Examples:
+      extremis status runs/1
+      extremis status s3://bucket/runs --json
+    """
+    from extremis.at_work import look
+
+    outputs, shown = look(fspath(place))
+    return StatusResult(outputs=outputs, shown=shown)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -365,6 +402,8 @@ def mine(
     *,
     epoch: NotNegative | None = None,
     watch: bool = False,
+    metrics_port: _MetricsPort | None = None,
+    metrics_host: _MetricsHost = "127.0.0.1",
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,
@@ -392,7 +431,7 @@ def mine(
     from schemas.storage import join
 
     options = options or ArrayOptions()
-    with _as_files(data, run) as (queries, vectors):
+    with _as_files(data, run) as (queries, vectors), _metrics(metrics_host, metrics_port):
         if of_vectors := _has_vectors([queries, vectors], options, epoch, watch):
             from pipelines.arrays import mine_arrays
 
@@ -580,6 +619,8 @@ def cluster(
     *,
     epoch: NotNegative | None = None,
     watch: bool = False,
+    metrics_port: _MetricsPort | None = None,
+    metrics_host: _MetricsHost = "127.0.0.1",
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,
@@ -605,11 +646,12 @@ def cluster(
 
     data, run, options = fspath(data), fspath(run), options or ClusterOptions()
     require_watchable(watch, options, epoch)
-    if watch:
-        end_with_trainer()
-        with output(bars=False):  # another process may show its own
-            return ClusterResult(run=run, tables=clustering.watch(data, run, options, beam_options, say))
-    manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
+    with _metrics(metrics_host, metrics_port):
+        if watch:
+            end_with_trainer()
+            with output(bars=False):  # another process may show its own
+                return ClusterResult(run=run, tables=clustering.watch(data, run, options, beam_options, say))
+        manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
     say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, used from {run}")
     layout = RunLayout(run)
     newest = options.out or layout.clusters(list_numbers(layout.clusters_root)[-1], manifest.kind)

@@ -509,14 +509,13 @@ def watch(
     """Cluster every dump that requests clusters and has no table, until the run is finished, like `mine.watch`."""
     say, options = progress or silent, options or ClusterOptions()
 
-    def make(epoch: int) -> bool:
+    def make(epoch: int) -> dict[str, Manifest]:
         inputs = open_clustering(data, run, epoch, options)
         if find_by_parents(inputs.out, "queries", inputs.parents):
-            return False
-        cluster(data, run, epoch, options, beam_options, say)
-        return True
+            return {}
+        return {"queries": cluster(data, run, epoch, options, beam_options, say)}
 
-    return watch_dumps(run, lambda: dumps_for_clusters(run), make, say)
+    return watch_dumps(run, "clustered", lambda: dumps_for_clusters(run), make, say)
 
 
 def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:

@@ -90,23 +90,20 @@ def watch(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> int:
-    """Mine every complete dump that has no table, oldest first, until the run is finished.
+    """Mine every complete dump that has no table, oldest first, until the run is finished, as `watch_dumps` does.
 
-    Returns the number of mined dumps. If a trainer resumes from an earlier checkpoint and withdraws dumps, the function
-    waits for the new dumps. While another process is mining a dump, the function waits. Existing tables of a dump are
-    kept, even if they were built with other options. If storage or mining fails, the function waits and retries, up to
-    RETRIES times in a row. Raises the errors of `mine`.
+    Returns the number of mined dumps. Existing tables of a dump are kept, even if they were built with other options.
+    Raises the errors of `mine`.
     """
     say, options = progress or silent, options or MineOptions()
 
-    def make(epoch: int) -> bool:
+    def make(epoch: int) -> dict[str, Manifest]:
         inputs = open_inputs(data, run, epoch, options)
         if all(find_by_parents(inputs.table_url(s), "negatives", inputs.parents(s)) for s in inputs.sources):
-            return False
-        mine(data, run, epoch, options, beam_options, say)
-        return True
+            return {}
+        return mine(data, run, epoch, options, beam_options, say)
 
-    return watch_dumps(run, lambda: complete_dumps(run), make, say)
+    return watch_dumps(run, "mined", lambda: complete_dumps(run), make, say)
 
 
 def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progress) -> dict[str, Manifest]:

@@ -20,6 +20,7 @@ from pipelines.flow import Packet
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.sizes import say_bytes, say_count
+from schemas.states import showing
 from schemas.storage import join
 
 _LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 5.0  # between two writes of a worker's file, and two reads of all files
@@ -189,6 +190,7 @@ class Watch:
         self._totals: dict[str, int | None] = {}
         self._finished: dict[str, Count] = {}  # steps of flows that have ended
         self._workers: dict[str, int] = {}
+        self._current: StepProgress | None = None
 
     def expect(self, totals: Mapping[str, int | None]) -> None:
         """Set the steps of the next flow, in order, with the approximate number of rows of each step (None: unknown).
@@ -202,7 +204,7 @@ class Watch:
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
         """Show progress until the `with` block ends. Yields a function that takes the runner's counts of all flows."""
         ended = threading.Event()
-        with self._display() if self._display else contextlib.nullcontext() as show:
+        with self._display() if self._display else contextlib.nullcontext() as show, showing(self._facts):
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
             thread.start()
             try:
@@ -214,6 +216,10 @@ class Watch:
     def steps(self) -> list[StepProgress]:
         """Return the steps that have started, in order. Raises StorageError."""
         return self._states(self._merged())
+
+    def _facts(self) -> dict[str, str | int | None]:
+        step = self._current
+        return {} if step is None else {"stage": step.name, "rows": step.rows, "rows_total": step.total}
 
     def summarize(self) -> None:
         """Report rows, seconds and bytes of each finished step."""
@@ -258,11 +264,12 @@ class Watch:
             steps: list[StepProgress] = []
             with contextlib.suppress(ExtremisError, OSError):
                 steps = self.steps()
+            at_work = [step for step in steps if not step.is_finished]
+            self._current = max(at_work, key=lambda step: step.last, default=None)
             pause = self._pause
             if show is not None and show(steps):
                 continue
             if time.monotonic() >= line_due:
                 line_due = time.monotonic() + _LINES
-                at_work = [step for step in steps if not step.is_finished]
                 waited = f"the workers are starting, {say_seconds(time.monotonic() - began)}"
-                self._say(str(max(at_work, key=lambda step: step.last)) if at_work else waited)
+                self._say(str(self._current or waited))

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any, TextIO
 
+from schemas import commit
 from schemas.errors import redact
 
 LOG_FORMAT = "EXTREMIS_LOG_FORMAT"  # environment variable: json or text; miners and workers inherit it
@@ -26,9 +27,9 @@ def logs_json() -> bool:
 
 
 def json_line(level: str, event: str, message: str, **fields: Any) -> str:
-    """Return a line: time (RFC 3339, UTC), level, run, process, event, message and `fields`, without credentials."""
+    """Return a line: time (RFC 3339, UTC), level, run, process, commit, event, message, `fields`; no credentials."""
     time = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    body = {"time": time, "level": level, **about, "event": event, "message": message, **fields}
+    body = {"time": time, "level": level, **about, "commit": commit(), "event": event, "message": message, **fields}
     text = json.dumps({name: redact(value) if isinstance(value, str) else value for name, value in body.items()})
     if "NaN" in text or "Infinity" in text:  # perhaps numbers, which JSON does not have
         text = json.dumps(json.loads(text, parse_constant=lambda number: None))

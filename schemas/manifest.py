@@ -10,7 +10,7 @@ import pyarrow as pa
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
-from schemas import code_version, storage
+from schemas import UNKNOWN, code_version, commit, storage
 from schemas.errors import InputError, TableError
 from schemas.layout import MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
@@ -158,6 +158,7 @@ class Manifest(_Section):
     """Manifest of a table: its content, its inputs (`parents`: name to digest), and its parameters.
 
     A manifest does not depend on when or where it is written, so the same input gives the same manifest and digest.
+    Only `commit` tells which code wrote it, and the digest does not cover it.
     """
 
     format: str = FORMAT
@@ -173,6 +174,7 @@ class Manifest(_Section):
     counters: dict[str, Any] = {}
     quality: dict[str, Any] = {}
     code_version: str = Field(default_factory=code_version)
+    commit: str = Field(default_factory=commit, pattern=r"^[\w.+-]{1,80}$", exclude=True)
 
     @property
     def digest(self) -> str:
@@ -366,7 +368,11 @@ def _parse(data: bytes) -> tuple[Any, bool]:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
         return error, False
-    return body, not isinstance(body, dict) or body.pop("digest", None) == storage.sha256(_canonical(body))
+    if not isinstance(body, dict):
+        return body, True
+    digest, made_by, seal = (body.pop(name, None) for name in ("digest", "commit", "seal"))
+    is_whole = digest == storage.sha256(_canonical(body)) and seal in (None, _seal(digest, made_by))
+    return {**body, "commit": UNKNOWN if seal is None else made_by}, is_whole
 
 
 def _describe_absence(url: str, kind: str | None) -> str:
@@ -410,7 +416,14 @@ def _describe_absence(url: str, kind: str | None) -> str:
 
 def _encode_manifest(manifest: Manifest) -> bytes:
     body = manifest.model_dump(mode="json")
-    return (json.dumps({**body, "digest": manifest.digest}, indent=1, sort_keys=True) + "\n").encode()
+    digest, made_by = manifest.digest, manifest.commit
+    body |= {"digest": digest, "commit": made_by, "seal": _seal(digest, made_by)}
+    return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _seal(digest: str, commit: str) -> str:
+    """Return a digest that covers the commit, too; no other table lists it."""
+    return storage.sha256(f"{digest} {commit}".encode())
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

@@ -15,19 +15,22 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from schemas import storage
 from schemas.errors import ClaimedError, ClaimLostError, InputError, StorageError, TableError
 from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RUN_FILE, phases, staging
 from schemas.manifest import Manifest, is_published, publish_new, unpublish
+from schemas.states import state
 from schemas.storage import join
 from schemas.table import Table
 from schemas.waits import Say, waiting
 
-CLAIM_FILE = ".claim.json"
+CLAIM_FILE, HEARTBEAT = ".claim.json", ".claim-beat-"
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until every reader sees a write
+_FORGET_SECONDS = 86400.0  # age of a heartbeat that nobody looks for any more
 _JOIN_SECONDS = 10.0  # wait for a beat while storage does not answer
 _FRESH = 0.8  # share of the lease after which an owner checks again, because the rates of clocks differ a little
 
@@ -91,6 +94,7 @@ class Claim:
 
     def __init__(self, root: str, owner: Owner) -> None:
         self.root, self.owner = root, owner
+        self._is_new = bool(root) and storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
         self._beats = 0
         self._confirmed = _clock()
         self._lost: str | None = None
@@ -117,19 +121,25 @@ class Claim:
             )
 
     def release(self) -> None:
-        """Release the output, if this process still owns it."""
+        """Release the output, if this process still owns it, and end the heartbeats."""
         self._ended.set()
         self._thread.join(storage.CLEAN_UP_SECONDS if storage.thread_state.cleaning_up else _JOIN_SECONDS)
         with contextlib.suppress(ClaimLostError, StorageError):
-            self.require()
-            chain = _chain(self.root)
-            storage.remove(join(self.root, CLAIM_FILE))  # the output is free now
-            for owner in chain:
-                storage.remove(_successor_url(self.root, owner))
-                storage.remove(_beat_url(self.root, owner))
-            return
+            self._free()
         with contextlib.suppress(StorageError):
             storage.remove(_beat_url(self.root, self.owner))
+        if self._is_new:
+            with contextlib.suppress(OSError):  # the folder is not empty
+                os.rmdir(storage.filesystem(self.root)[1])
+
+    def _free(self) -> None:
+        self.require()
+        chain = _chain(self.root)
+        storage.remove(join(self.root, CLAIM_FILE))  # the output is free now
+        for owner in chain:
+            storage.remove(_successor_url(self.root, owner))
+            if owner != self.owner:
+                storage.remove(_beat_url(self.root, owner))
 
     def _beat(self) -> None:
         storage.thread_state.patient = False  # the next beat comes soon, and who requires the claim waits for this one
@@ -143,15 +153,13 @@ class Claim:
         if self._lost is not None:
             return
         second = _clock()
-        self._beats += 1
-        beat = storage.seal(json.dumps({"beat": self._beats}).encode())
         if second - self._confirmed < _FRESH * LEASE_SECONDS:
-            storage.write_bytes(_beat_url(self.root, self.owner), beat, durable=False)
+            self._write_beat()
             self._confirmed = second
             return
         chain = _chain(self.root)
         if chain and chain[-1] == self.owner:
-            storage.write_bytes(_beat_url(self.root, self.owner), beat, durable=False)
+            self._write_beat()
             time.sleep(SETTLE_SECONDS)  # a process that takes over sees the beat, or this process sees its claim
             chain = _chain(self.root)
         if chain and chain[-1] == self.owner:
@@ -159,14 +167,23 @@ class Claim:
         else:
             self._lost = f"taken over by {chain[-1]}" if chain else "its claim is gone"
 
+    def _write_beat(self) -> None:
+        self._beats += 1
+        beat = {"beat": self._beats, "at": time.time(), "owner": asdict(self.owner), "state": state()}
+        storage.write_sealed(_beat_url(self.root, self.owner), json.dumps(beat, default=float).encode())
+
 
 class Unclaimed(Claim):
-    """Claim on an output that no other process can find; this claim is never lost."""
+    """Claim that excludes nobody and is never lost: on an output of this process alone, or that several watch."""
 
-    def __init__(self) -> None:
-        super().__init__("", Owner.here("made"))
+    def __init__(self, root: str = "", doing: str = "made") -> None:
+        super().__init__(root, Owner.here(doing))
 
     def require(self) -> None: ...
+
+    def _free(self) -> None: ...
+
+    _confirm = Claim._write_beat
 
 
 _HELD_CLAIMS: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
@@ -184,7 +201,6 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     if key in _HELD_CLAIMS:
         yield _HELD_CLAIMS[key]
         return
-    is_new = storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
     claim = _acquire(root, Owner.here(doing), say)
     claim._thread.start()
     _HELD_CLAIMS[key] = claim
@@ -211,9 +227,47 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
                     storage.remove(join(root, KIND_FILE))
         claim.release()
         storage.thread_state.cleaning_up = False
-        if is_new:
-            with contextlib.suppress(OSError):  # the folder is not empty
-                os.rmdir(storage.filesystem(root)[1])
+
+
+@contextlib.contextmanager
+def watched(root: str, doing: str) -> Iterator[None]:
+    """Show by heartbeats that this process works at `root` until the block ends; any number of processes may."""
+    watch = Unclaimed(root, doing)
+    with contextlib.suppress(StorageError):
+        forget_ended(root)
+    watch._thread.start()
+    try:
+        yield
+    finally:
+        watch.release()
+
+
+class Sign(NamedTuple):
+    """Newest sign of a process at an output: `beat` has `at` (seconds since 1970) and `state`, or nothing yet."""
+
+    owner: Owner
+    beat: dict[str, Any]
+    claims: bool  # the output
+
+
+def find_signs(root: str) -> list[Sign]:
+    """Return a sign of each process that works at `root`, the owner's first. Raises StorageError."""
+    chain = _chain(root)
+    signs = {owner.id: Sign(owner, {}, True) for owner in chain[-1:]}
+    for name in storage.list_names(root):
+        content = _read(join(root, name)) if name.startswith(HEARTBEAT) else None
+        if content is not None and (beat := storage.parse_object(content)) is not None:
+            owner = Owner.read(json.dumps(beat.get("owner")).encode())
+            if owner not in chain[:-1]:
+                signs[owner.id] = Sign(owner, beat, owner in chain)
+    return list(signs.values())
+
+
+def forget_ended(root: str) -> None:
+    """Remove heartbeats of processes that have ended without a claim at `root`. Raises StorageError."""
+    for owner, beat, claims in find_signs(root):
+        if not claims and (owner.has_ended() or time.time() - beat.get("at", 0.0) > _FORGET_SECONDS):
+            storage.remove(_beat_url(root, owner))
 
 
 def _require_claim_on(url: str) -> None:
@@ -288,7 +342,7 @@ def _successor_url(root: str, owner: Owner) -> str:
 
 
 def _beat_url(root: str, owner: Owner) -> str:
-    return join(root, f".claim-beat-{owner.id}.json")
+    return join(root, f"{HEARTBEAT}{owner.id}.json")
 
 
 def _read(place: str) -> bytes | None:

@@ -321,6 +321,21 @@ def list_sizes(url: str) -> dict[str, int]:
     return {name: int(facts["size"]) for name, facts in _list(url).items() if facts["type"] == "file"}
 
 
+def list_below(url: str) -> dict[str, int]:
+    """Return the size in bytes of each file at any depth below the prefix `url`, by the path from there."""
+    fs, path = filesystem(url)
+    if not is_local(url):
+        found = _retry(lambda: _call_with_timeout(fs, "find", path, detail=True), "list", url)
+        sizes = {place: int(facts["size"]) for place, facts in found.items()}
+    else:  # fsspec would leave out a folder in which a file has just been removed
+        sizes = {}
+        for place in (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[place] = os.lstat(place).st_size
+    below = {place[len(path.rstrip("/")) + 1 :]: size for place, size in sorted(sizes.items())}
+    return {name: size for name, size in below.items() if name and not posixpath.basename(name).startswith(TEMPORARY)}
+
+
 def _list(url: str, detail: bool = True) -> dict[str, Any]:
     """Return the entries of fsspec's `ls` by name, sorted, without the place itself, which some stores list."""
     fs, path = filesystem(url)

@@ -24,6 +24,8 @@ class Wait:
     is reported at a time. `cause`: why the wait goes on, if known.
     """
 
+    is_told = True  # as what this process waits for
+
     def __init__(
         self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "", group: str = ""
     ) -> None:
@@ -74,6 +76,12 @@ def waiting(
         yield wait
         with wait:
             over.wait(every)
+
+
+def oldest_wait() -> dict[str, str | float]:
+    """Return `waits_for` and `waits_since` (seconds since 1970) of this process's longest wait, if it waits."""
+    waits = sorted((wait._since, wait._what) for wait in tuple(_active_waits) if wait.is_told)
+    return {"waits_for": redact(waits[0][1]), "waits_since": waits[0][0]} if waits else {}
 
 
 _active_waits: set[Wait] = set()

@@ -15,7 +15,7 @@ def build_wheel(folder: Path) -> Path:
     setup.read(ROOT / "setup.cfg")
     source, out = folder / "source", folder / "dist"
     source.mkdir()
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     packages = {name.split(".")[0] for name in setup["options"]["packages"].split()}
     for name in (*packages, *setup["options"]["package_dir"].split()[2::3]):

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.errors import InputError, PeerError, option
+from schemas.process import end_with_parent
 from schemas.waits import Wait, waiting
 
 
@@ -45,6 +46,7 @@ def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
 
 T = TypeVar("T")
 
+AGENT = "EXTREMIS_AGENT"  # environment variable of a rank: the pid of `trainer.torchrun`
 JOIN_SECONDS = 300.0  # maximum time until all ranks have joined
 SILENCE_SECONDS = 3600.0  # maximum time that a rank may keep other ranks waiting: for a table, for a large file
 GPU_SECONDS = 600.0  # maximum time that a GPU may wait for another GPU within a step; the first step may compile
@@ -77,6 +79,8 @@ class Group:
     def of_environment() -> "Group":
         """Join the ranks that torchrun launched; ALONE for a single rank. Raises InputError, PeerError."""
         ranks = ranks_of_environment()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            _end_with_agent()
         return ALONE if ranks.ranks == 1 else join(ranks)
 
     @property
@@ -155,6 +159,16 @@ class Group:
 
 
 ALONE = Group()
+
+
+def _end_with_agent() -> None:
+    """End this rank when torchrun's agent on its machine ends, even by `kill -9`: nobody else stops it then."""
+    end_with_parent()
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(int(os.environ.get(AGENT, os.getppid())), 0)  # it may have ended before the watch began
+        except ProcessLookupError:
+            raise PeerError("torchrun has ended, which started this rank. Start all ranks again.") from None
 
 
 def join(ranks: Ranks) -> Group:

@@ -12,7 +12,7 @@ from zlib import crc32
 import tomli_w
 from pydantic import ValidationError
 
-from schemas import code_version
+from schemas import code_version, commit
 from schemas.errors import ClaimedError, InputError, option
 from schemas.options import Options
 from trainer.methods.keys import explain, keys_at, merge, methods_of
@@ -103,7 +103,7 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"extremis": code_version(), "python": sys.version.split()[0]}
+    versions = {"extremis": code_version(), "commit": commit(), "python": sys.version.split()[0]}
     for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):
         try:
             versions[name] = importlib.metadata.version(name)
@@ -113,9 +113,9 @@ def _versions() -> dict[str, str]:
 
 
 def changed_versions(config: Mapping[str, Any]) -> str:
-    """Describe how Extremis and PyTorch differ from the versions in a run's `config`; "" if they do not."""
+    """Describe how Extremis, its commit and PyTorch differ from those in a run's `config`; "" if they do not."""
     then, now = config.get("versions", {}), _versions()
-    names = [name for name in ("extremis", "torch") if then.get(name, now.get(name)) != now.get(name)]
+    names = [name for name in ("extremis", "commit", "torch") if then.get(name, now.get(name)) != now.get(name)]
     before, after = (", ".join(f"{name} {versions.get(name)}" for name in names) for versions in (then, now))
     return f"started with {before}, resumed with {after}" if names else ""
 

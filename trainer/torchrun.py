@@ -1,12 +1,16 @@
 """`python -m trainer.torchrun`: torchrun, but it ends with the status of the ranks instead of always with 1."""
 
+import os
 import sys
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
+from trainer.group import AGENT
+
 if __name__ == "__main__":
+    os.environ[AGENT] = str(os.getpid())
     try:
         main()
     except ChildFailedError as error:

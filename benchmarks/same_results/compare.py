@@ -12,7 +12,10 @@ import numpy as np
 import tomllib
 
 # Values that depend on a clock or the machine, or that name the code and not its results.
-VOLATILE = ("seconds", "rows_per_second", "peak_bytes", "estimated_bytes", "code_version", "versions", "kernels")
+VOLATILE = (
+    *("seconds", "rows_per_second", "peak_bytes", "estimated_bytes"),
+    *("code_version", "commit", "seal", "versions", "kernels"),
+)
 SKIPPED = ("spent.json", "profile.json", ".claim.json", "failed", "run.log")
 PARSED = (".json", ".toml", ".out")
 PAPER_RECIPES = re.compile(r'[^\s"]*/papers/\w+/([\w-]+)\.toml')  # a recipe that one side may ship under a name

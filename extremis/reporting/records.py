@@ -12,7 +12,7 @@ from extremis.inspecting import LONGEST_LABEL, Example, TextDecoder, clean_text,
 from extremis.summary import splits_of, summarize
 from extremis.supervisor import read_commands
 from pipelines.formats.base import say_names
-from schemas import storage
+from schemas import UNKNOWN, storage
 from schemas.errors import ExtremisError, redact
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
@@ -163,6 +163,7 @@ class Run:
     evaluations: dict[str, dict[str, Any]]  # by split
     finished: bool
     commands: list[str]  # command lines that made the run
+    commits: list[str]  # of the code that they ran, each once
     representative: RepresentativeScores | None  # None: no checkpoint yet
     auto: dict[str, Any] | None  # record of `auto`, if it made the run
 
@@ -198,6 +199,8 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     # The last evaluation of a split counts: that of the representative checkpoint, else the newest.
     bodies.sort(key=lambda body: (body["split"], body["step"] == scored, body["step"]))
     representative, auto = None, join(layout.root, AUTO_REPORT)
+    commands, commits = read_commands(layout)
+    began = config.get("versions", {}).get("commit", UNKNOWN)
     if checkpoint is not None:
         step, scores = checkpoint.step, scores_of(url, checkpoint.step)
         fusion = Table.open(layout.fusion(step), KIND).parameters if scores == "fused" else {}
@@ -213,7 +216,8 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
         {body["split"]: body for body in bodies},
         storage.exists(layout.finished),
-        read_commands(layout),
+        commands,
+        list(dict.fromkeys([began, *commits])),
         representative,
         read_json(auto) if storage.exists(auto) else None,
     )

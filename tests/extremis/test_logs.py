@@ -17,7 +17,7 @@ from tests.loop.test_kill import wait_for_step
 from tests.ranks import launch
 
 JSON = ("--log-format", "json")
-KEYS = ["time", "level", "run", "process", "event", "message"]
+KEYS = ["time", "level", "run", "process", "commit", "event", "message"]
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:

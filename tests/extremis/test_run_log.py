@@ -6,7 +6,7 @@ import pytest
 
 from extremis.console import output, say
 from extremis.supervisor import logged
-from schemas import storage
+from schemas import code_version, commit, storage
 from schemas.layout import RunLayout
 
 
@@ -28,8 +28,9 @@ def test_every_line_is_kept_once_it_has_begun(tmp_path: Path, place: str) -> Non
                     say(f"aside {number}")
                 say(f"last {number}")
     lines = storage.read_bytes(RunLayout(run).log).decode().splitlines()
+    by = f"Extremis {code_version()}, commit {commit()}"
     assert [line.split("  ", 1)[1] for line in lines] == [
-        f"{word} {number}" for number in range(2) for word in ("first", "aside", "last")
+        word if word == by else f"{word} {number}" for number in range(2) for word in (by, "first", "aside", "last")
     ]
     assert [line for line in heard if line.startswith("aside")] == []
     assert len(heard) == 5

@@ -3,21 +3,31 @@
 import re
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 
-from extremis.supervisor import RunMetrics, serve_metrics
+import extremis
+from extremis.metrics import metrics, serve_metrics
+from extremis.supervisor import RunMetrics
 from schemas import storage
 from schemas.errors import InputError
+from schemas.states import showing
+from schemas.waits import Wait
 from trainer.tracking import tag
 
 LOOPBACK = "127.0.0.1"
-LINE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]* (NaN|[+-]Inf|[-+0-9.e]+)$")
+LINE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]*({[^}]*})? (NaN|[+-]Inf|[-+0-9.e]+)$")
+
+
+class Collected:
+    collect = staticmethod(metrics)
 
 
 def exposition(state: RunMetrics) -> str:
-    return generate_latest(state).decode()
+    with showing(state.values):
+        return generate_latest(Collected()).decode()
 
 
 def fetch(url: str) -> str:
@@ -60,14 +70,14 @@ def test_metrics_are_served_on_loopback_and_only_while_it_trains() -> None:
     state = RunMetrics(batch=1)
     state.step(1, 2, 0.5)
     said: list[str] = []
-    with serve_metrics(state, (LOOPBACK, 0), said.append) as port:
+    with showing(state.values), serve_metrics((LOOPBACK, 0), said.append) as port:
         assert said == [f"metrics for Prometheus at http://127.0.0.1:{port}/metrics"]
         assert fetch(f"http://127.0.0.1:{port}/metrics") == exposition(state)
         with pytest.raises(urllib.error.HTTPError):
             fetch(f"http://127.0.0.1:{port}/etc/passwd")
         with (
             pytest.raises(InputError, match=f"metrics_port={port}"),
-            serve_metrics(state, (LOOPBACK, port), said.append),
+            serve_metrics((LOOPBACK, port), said.append),
         ):
             pass
     with pytest.raises(urllib.error.URLError):
@@ -75,8 +85,32 @@ def test_metrics_are_served_on_loopback_and_only_while_it_trains() -> None:
 
 
 def test_without_a_port_nothing_listens() -> None:
-    with serve_metrics(RunMetrics(batch=1), None, pytest.fail) as port:
+    with serve_metrics(None, pytest.fail) as port:
         assert port is None
+
+
+def test_a_wait_and_texts_are_metrics() -> None:
+    assert exposition(RunMetrics(batch=1)).count("extremis_waiting_seconds 0.0") == 1
+    with showing({"stage": 'search "it"', "rows": 5, "rows_total": None}.copy), Wait("the next dump") as wait:
+        wait._since -= 100
+        lines = exposition(RunMetrics(batch=1)).splitlines()
+    assert all(line.startswith("# ") or LINE.match(line) for line in lines), lines
+    assert 'extremis_state{stage="search \\"it\\"",waits_for="the next dump"} 1.0' in lines
+    assert "extremis_rows 5.0" in lines
+    assert not [line for line in lines if "rows_total" in line]
+    (waited,) = (float(line.split()[1]) for line in lines if line.startswith("extremis_waiting_seconds"))
+    assert 100 <= waited < 110
+
+
+def test_shard_serves_its_metrics(tmp_path: Path) -> None:
+    served = list[str]()
+
+    def listen(event: extremis.Event) -> None:
+        if found := re.search(r"http://\S+/metrics", event.text):
+            served.append(fetch(found[0]))
+
+    extremis.shard([("a ship", "sea"), ("a cow", "meadow")], tmp_path / "data", metrics_port=0, progress=listen)
+    assert "extremis_waiting_seconds 0.0" in served[0]
 
 
 def test_scalars_are_grouped_by_what_they_are() -> None:

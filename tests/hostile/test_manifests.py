@@ -25,7 +25,7 @@ Change = Callable[[Body], object]
 
 def seal(folder: Path, body: Body) -> str:
     """Write a manifest whose digest is right; the digest."""
-    rest = {name: value for name, value in body.items() if name != "digest"}
+    rest = {name: value for name, value in body.items() if name not in ("digest", "commit", "seal")}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     (folder / MANIFEST).write_text(json.dumps({**rest, "digest": digest}))
     return digest

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from images import lock
 from pipelines.runners.local import choose_runner
 from pipelines.runners.worker import POOL_PORT, parse
 from schemas import code_version
+from schemas.owners import LEASE_SECONDS
 from tests.command import ROOT
 
 EXAMPLE = list(yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "flink.yaml").read_text()))
@@ -106,7 +109,6 @@ def test_the_list_of_parts_names_each_once() -> None:
     [
         ["extremis-worker", "--worker_pool", "--service_port={port}"],
         ["extremis-worker", "--worker_pool", "--service_port", "{port}"],
-        ["extremis", "train", "astra", "d", "r", "--metrics-port", "{port}"],
         ["tini", "--", "extremis", "serve", "--host", "0.0.0.0", "exports/", "--port", "{port}"],
     ],
 )
@@ -123,6 +125,30 @@ def test_health_is_an_answer_where_a_program_listens(words: list[str]) -> None:
             assert done.stderr.startswith("nobody answers at port ")
         finally:
             program.communicate()
+
+
+def test_health_is_a_recent_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXTREMIS_ALIVE", str(tmp_path))
+    command = [sys.executable, "-m", "extremis", "mine", "data", str(tmp_path / "run"), "--watch"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as miner:
+        alive = tmp_path / f"extremis-{miner.pid}.alive"
+        while not (alive.exists() and alive.read_text()):
+            time.sleep(0.01)
+        assert run("health.py", "self").returncode == 0
+        miner.send_signal(signal.SIGSTOP)
+        os.utime(alive, times=(0, time.time() - LEASE_SECONDS - 5))  # it was stopped so long ago
+        assert re.match(rf"process {miner.pid} has given no sign of life for 3\d s", run("health.py", "self").stderr)
+        miner.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + 10
+        while run("health.py", "self").returncode and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert run("health.py", "self").returncode == 0
+        alive.write_text("1")  # of an earlier process with this number
+        os.utime(alive, times=(0, 0))
+        assert run("health.py", "self").returncode == 0
+        miner.kill()
+    os.utime(alive, times=(0, 0))
+    assert run("health.py", "self").returncode == 0  # it has ended: that is not for this check to say
 
 
 def test_a_program_that_listens_nowhere_is_well_while_it_runs() -> None:

@@ -49,8 +49,7 @@ def rewrite(**changes: object) -> None:
 def seal(**changes: object) -> None:
     """The manifest with `changes`, and a digest that agrees with them."""
     body = json.loads(storage.read_bytes(join(URL, MANIFEST)))
-    body.pop("digest")
-    body.update(changes)
+    body = {name: value for name, value in body.items() if name not in ("digest", "commit", "seal")} | changes
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     text = json.dumps({**body, "digest": storage.sha256(canonical)})
     storage.write_bytes(join(URL, MANIFEST), text.encode())

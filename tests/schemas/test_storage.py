@@ -65,6 +65,8 @@ def test_what_was_written_is_read_listed_measured_and_removed(root: str) -> None
     assert not storage.exists(folder)  # a folder is no file
     storage.write_bytes(join(folder, "x"), b"new")
     assert storage.read_bytes(join(folder, "x")) == b"new"
+    assert storage.list_below(join(root, "a")) == {"b/deep/z": 0, "b/x": 3, "b/y": 2}
+    assert storage.list_below(join(root, "nothing")) == {}
     storage.remove(join(folder, "x"))
     storage.remove(join(folder, "x"))
     assert storage.list_names(folder) == ["deep", "y"]

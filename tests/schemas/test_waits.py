@@ -8,6 +8,7 @@ import time
 import pytest
 
 from schemas import waits
+from schemas.states import showing, state
 from schemas.waits import Wait, waiting
 
 CLOCK = r"\d\d:\d\d:\d\d"
@@ -75,3 +76,15 @@ def test_of_the_waits_of_a_group_one_is_told_at_a_time_with_its_cause() -> None:
     assert 2 <= len(lines) <= 3, lines
     said = rf"waiting for file \d+ \(Connection refused\) since {CLOCK}, until it answers"
     assert all(re.fullmatch(said, line) for line in lines), lines
+
+
+def test_a_state_has_the_longest_wait_and_what_is_shown_in_this_order() -> None:
+    assert state() == {}
+    with showing({"step": 1, "epoch": 2}.copy), showing({"step": 3, "none": None}.copy), showing(lambda: 1 / 0):
+        assert state() == {"step": 3, "epoch": 2}
+        with Wait("the first") as first, Wait("s3://key:secret@bucket/x"):
+            first._since -= 1
+            assert state() == {"step": 3, "epoch": 2, "waits_for": "the first", "waits_since": first._since}
+        with Wait("https://user:secret@host/x"):
+            assert "secret" not in str(state())
+    assert state() == {}

@@ -2,20 +2,24 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trainer.group
-from schemas.errors import InputError
+from schemas.errors import InputError, PeerError
 from schemas.layout import DataLayout
 from tests.builders import build_data
+from tests.command import ROOT, environment
 from tests.ranks import on_ranks
 from trainer.group import ALONE, Group, RankLostError, join, label_range
 from trainer.loop import Trainer
@@ -191,3 +195,21 @@ def test_ranks_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match=r"rank 1 of 2 cannot find the other ranks: .*MASTER_ADDR.*torchrun"):
         join(Ranks(1, 2))
+
+
+def test_ranks_end_with_the_agent_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed agent stops no rank; without a launcher they would train on, and write."""
+    join = "from trainer.group import Group; Group.of_environment().barrier()"
+    program = f"import os, time; {join}; print(os.getpid(), flush=True); time.sleep(100)"
+    launcher = [sys.executable, "-m", "trainer.torchrun", "--standalone", "--nproc-per-node=2", "--no-python"]
+    command = [*launcher, sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as agent:
+        ranks = [psutil.Process(int(agent.stdout.readline())) for _ in range(2)]
+        agent.kill()
+        gone, alive = psutil.wait_procs(ranks, timeout=10)
+    assert (len(gone), alive) == (2, [])
+    monkeypatch.setattr(trainer.group, "end_with_parent", lambda: None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv(trainer.group.AGENT, str(agent.pid))
+    with pytest.raises(PeerError, match="torchrun has ended"):
+        Group.of_environment()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from pipelines import progress as progress_of_steps
 from pipelines.flow import Flow
 from pipelines.progress import Count, Meter, StepProgress, Watch, say_seconds
 from pipelines.runners.local import choose_runner
+from schemas.states import state
 from tests.command import PROCESSES
 
 COUNTS = st.builds(Count, st.integers(0, 9), st.integers(0, 9), st.floats(0, 9), st.floats(0, 9))
@@ -33,6 +35,7 @@ class Shown:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.looks: list[Sequence[StepProgress]] = []
+        self.states: list[dict[str, Any]] = []
 
     def __call__(self, line: str) -> None:
         self.lines.append(line)
@@ -41,6 +44,7 @@ class Shown:
     def display(self) -> Iterator:
         def show(steps: Sequence[StepProgress]) -> bool:
             self.looks.append(steps)
+            self.states.append(state())
             return True
 
         yield show
@@ -75,6 +79,10 @@ def test_every_row_and_byte_is_counted_once_whoever_works(
     seen = [look[0].rows for look in progress.looks if look]
     assert seen == sorted(seen)
     assert any(0 < rows < 21 for rows in seen)
+    shown = [each for each in progress.states if each.get("rows")]  # as heartbeats show it
+    assert {(each["stage"], each["rows_total"]) for each in shown} == {("work", 21)}
+    assert [each["rows"] for each in shown] == [rows for rows in seen if 0 < rows < 21]
+    assert "stage" not in state()
 
 
 def test_a_receiver_of_lines_alone_gets_one_soon(tmp_path: Path) -> None:

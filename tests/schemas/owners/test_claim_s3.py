@@ -1,14 +1,18 @@
 """Claims on an object store, behind a network that fails: answers are lost, and one still has it."""
 
+import contextlib
 import json
+import time
 from dataclasses import asdict, replace
 
 import pytest
 
+from extremis.at_work import look
 from schemas import owners, storage
 from schemas.manifest import Manifest, open_manifest
-from schemas.owners import Owner, building
+from schemas.owners import Owner, building, claimed, watched
 from schemas.storage import join
+from schemas.waits import Wait
 from tests.faults import Faults, Proxy
 from tests.owners import ask_at_once
 
@@ -67,3 +71,20 @@ def test_an_attempt_that_fails_leaves_nothing(store: Proxy) -> None:
     with pytest.raises(KeyError):
         fail()
     assert storage.list_names(out) == []
+
+
+def test_who_is_at_work_is_seen_from_elsewhere(store: Proxy) -> None:
+    runs, work = f"s3://{BUCKET}/runs", contextlib.ExitStack()
+    assert storage.list_below(runs) == {}
+    with work, Wait("the next dump") as wait:
+        wait._since -= 20
+        work.enter_context(watched(f"{runs}/1", "mined"))
+        work.enter_context(claimed(f"{runs}/2", "trained"))
+        deadline = time.monotonic() + 20
+        while len(storage.list_below(runs)) < 4 and time.monotonic() < deadline:  # a claim, a mark, two heartbeats
+            time.sleep(0.1)
+        found, _ = look(runs)
+    assert [(each["place"], each["state"]) for each in found] == [(f"{runs}/1", "not begun"), (f"{runs}/2", "waiting")]
+    told = [(each["doing"], each["waits_for"], each["owns"]) for output in found for each in output["processes"]]
+    assert told == [("mined", "the next dump", False), ("trained", "the next dump", True)]
+    assert storage.list_below(runs) == {}

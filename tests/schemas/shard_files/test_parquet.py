@@ -219,7 +219,7 @@ def test_checksums_that_are_none_are_refused(spoil: str) -> None:
     manifest = write_table(url, "negatives", [negatives(6)], 3)
     body = json.loads(storage.read_bytes(join(url, "_manifest.json")))
     body["shards"][0]["checksums"] = spoil
-    body.pop("digest")
+    body = {name: value for name, value in body.items() if name not in ("digest", "commit", "seal")}
     digest = storage.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
     storage.write_bytes(join(url, "_manifest.json"), json.dumps({**body, "digest": digest}).encode())
     with pytest.raises(TableError, match=r"not valid at 'shards.0.checksums'"):
