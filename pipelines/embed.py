@@ -234,10 +234,9 @@ def embed_texts(
     say(f"{model}: computes in {compute} on {describe_device(opened)}, prompt {prompt!r}")
     if files.assumed:
         say(files.assumed)
-    named = {"prompt": prompt, "compute": compute, "device": opened.type, "dtype": options.dtype}
-    parameters = (
-        {**named, "fields": options.fields, "encoding": options.encoding} if isinstance(texts, Texts) else named
-    )
+    parameters = {"prompt": prompt, "compute": compute, "device": opened.type, "dtype": options.dtype}
+    if isinstance(texts, Texts):
+        parameters |= {"fields": options.fields, "encoding": options.encoding}
     request = Request(KIND, {"model": files.digest, name: digest}, parameters)
 
     def make(job: Job) -> Manifest:

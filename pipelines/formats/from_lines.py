@@ -25,7 +25,7 @@ _ROW = "\x01row"  # added to each object, because Arrow alone would accept an ob
 # First fields of a header: Extremis's, BEIR's, and other usual names.
 _HEADERS = (b"query_key", b"query-id", b"query_id", b"qid")
 _NUMBER = r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields, text: Text) -> Parsed:
@@ -123,7 +123,7 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
         raise InvalidRecord(
             Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {base.shown(ids)}"
         )
-    if any(not abs(value) <= _LARGEST for value in values):
+    if any(not abs(value) <= LARGEST for value in values):
         raise InvalidRecord(
             Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
         )
@@ -369,19 +369,20 @@ def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.La
     return cut.values.take(first), cut.values.take(second).fill_null(b"")
 
 
-def sort_rows(ragged: SparseRows) -> SparseRows:
-    """Return the rows sorted by index; entries with equal indices keep their order."""
-    rows = ragged.row_of()
-    if not len(rows) or not ((np.diff(ragged.ids) <= 0) & (rows[1:] == rows[:-1])).any():
-        return ragged
-    order = np.lexsort((ragged.ids, rows))
-    return SparseRows(ragged.ids[order], ragged.values[order], ragged.offsets)
+def _sort(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
+    """Return the rows sorted by index, and which of their entries repeat the index before, which came first."""
+    rows, again = ragged.row_of(), np.zeros(len(ragged.ids), bool)
+    same_row = rows[1:] == rows[:-1]
+    if (same_row & (np.diff(ragged.ids) < 0)).any():
+        order = np.lexsort((ragged.ids, rows))
+        ragged = SparseRows(ragged.ids[order], ragged.values[order], ragged.offsets)
+    again[1:] = same_row & (np.diff(ragged.ids) == 0)
+    return ragged, again
 
 
 def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
     """Return rows of distinct, sorted labels (values > 0), and the number of duplicates in each row, int32 [B]."""
-    ragged = sort_rows(ragged.keep(ragged.values > 0))
-    again = _again(ragged)
+    ragged, again = _sort(ragged.keep(ragged.values > 0))
     merged = np.bincount(ragged.row_of()[again], minlength=ragged.rows).astype(np.int32)
     return ragged.keep(~again), merged
 
@@ -398,15 +399,11 @@ def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray,
 
 def merge_features(ragged: SparseRows) -> SparseRows:
     """Return rows of distinct, sorted features; the values of a repeated feature are summed in order."""
-    ragged = sort_rows(ragged)
-    again = _again(ragged)
+    ragged, again = _sort(ragged)
     if not again.any():
         return ragged
-    first = np.flatnonzero(~again)
-    sums = np.add.reduceat(ragged.values.astype(np.float64), first)
-    limit = np.finfo(np.float32).max
-    once = ragged.keep(~again)
-    return once._replace(values=np.clip(sums, -limit, limit).astype(np.float32))
+    sums = np.add.reduceat(ragged.values.astype(np.float64), np.flatnonzero(~again))
+    return ragged.keep(~again)._replace(values=np.clip(sums, -LARGEST, LARGEST).astype(np.float32))
 
 
 def feature_columns(ragged: SparseRows) -> list[pa.Array]:
@@ -427,14 +424,6 @@ def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
     """Return dense vectors [B, d] as a column; numbers above MOST_FLOAT16, which are in rejected rows, become zeros."""
     kept = np.where(np.abs(vectors) <= MOST_FLOAT16, vectors, 0).astype(np.float16)
     return parquet.matrix_array(kept, pa.float16())
-
-
-def _again(ragged: SparseRows) -> np.ndarray:
-    """Mark the entries [V] of sorted rows that have the same index as the previous entry in the same row."""
-    again = np.zeros(len(ragged.ids), bool)
-    rows = ragged.row_of()
-    again[1:] = (ragged.ids[1:] == ragged.ids[:-1]) & (rows[1:] == rows[:-1])
-    return again
 
 
 def _parse(
