@@ -21,7 +21,7 @@ from pipelines.formats import base, from_lines
 from pipelines.formats.base import Fields, Parsed, Part, RawRows, Reason, Text
 from schemas import storage
 from schemas.errors import InputError
-from schemas.ragged import SparseRows
+from schemas.ragged import SparseRows, offsets_of
 from schemas.table import rechunk
 
 PARQUET = "parquet"
@@ -98,8 +98,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 def list_entries(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
     """Return (offsets int64 [B + 1], entries) of a column of lists of any kind; null is an empty list."""
-    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.concatenate([[0], np.cumsum(counts)]), column.flatten()
+    return offsets_of(pc.list_value_length(column).fill_null(0).to_numpy()), column.flatten()
 
 
 @contextlib.contextmanager
@@ -371,7 +370,7 @@ class _Rows(RawRows):
             cells = self._strings(name, "a list of label keys, or text", numbers=True, nulls=True)
             offsets, flat = from_lines.split_cells(cells, name, self.reject)
         named = flat.is_valid()
-        offsets = np.concatenate([[0], np.cumsum(named.to_numpy(zero_copy_only=False))])[offsets]
+        offsets = offsets_of(named.to_numpy(zero_copy_only=False))[offsets]
         if flat.type == pa.string_view():
             flat = flat.cast(pa.string(), safe=False)  # Arrow cannot filter views
         inner = _Rows(pa.record_batch({name: flat.filter(named)}), 0, self.file)

@@ -39,11 +39,10 @@ def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields
         features = _feature_pair(record, fields) if contents.features else None
         vector = _vector(record, fields.vector, contents.dense) if contents.dense else None
         whole = _text(record, fields, text, contents.need_text)
-        key = (
-            base.text_key(whole)
-            if not contents.keys
-            else _key(base.required(record, fields.key), fields.key, part.lists_labels)
-        )
+        if contents.keys:
+            key = _key(base.required(record, fields.key), fields.key, part.lists_labels)
+        else:
+            key = base.text_key(whole)
         point = key, whole, features, vector
         if not contents.labels:
             return (*point, [], 0)
@@ -183,8 +182,10 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     """Parse raw lines into pairs; pairs with a weight of 0 or less and empty lines are left out."""
     block, lines = RawRows(raw, first_row, file), raw["line"]
 
-    def reject(row: int, reason: Reason, problem: str) -> None:
-        block.reject(row, reason, problem + base.shown(lines[row].as_py()[:200].decode("utf-8", "replace")))
+    def reject(rows: np.ndarray, reason: Reason, problem: str) -> None:
+        good[rows] = False
+        for row in rows.tolist():
+            block.reject(row, reason, problem + base.shown(lines[row].as_py()[:200].decode("utf-8", "replace")))
 
     split = pc.split_pattern(lines, "\t")
     fields, count = split.values, split.value_lengths().to_numpy()
@@ -195,29 +196,24 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     if first_row == 0 and len(lines) and fields[0].as_py() in _HEADERS:
         blank[0] = True
     good = ~blank
-    for row in np.flatnonzero(good & (count != 2) & (count != 3)).tolist():
-        reject(row, Reason.MALFORMED, "expected query key, label key[, weight] separated by tabs, got ")
-        good[row] = False
-    for row in np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])].tolist():
-        reject(row, Reason.MALFORMED, "an empty key: ")
-        good[row] = False
+    expected = "expected query key, label key[, weight] separated by tabs, got "
+    reject(np.flatnonzero(good & (count != 2) & (count != 3)), Reason.MALFORMED, expected)
+    reject(np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])], Reason.MALFORMED, "an empty key: ")
     weighted = np.flatnonzero(good & (count == 3))
     weights = parse_numbers(fields.take(pa.array(first[weighted] + 2)))
-    for row in weighted[np.isnan(weights)].tolist():
-        reject(row, Reason.MALFORMED, "the weight is not a number: ")
+    reject(weighted[np.isnan(weights)], Reason.MALFORMED, "the weight is not a number: ")
     good[weighted[~(weights > 0)]] = False
     left_out = int(np.count_nonzero(weights <= 0))
     rows = np.flatnonzero(good)
     keys = [
         base.decode_column(
             fields.take(pa.array(first[rows] + number)),
-            lambda place, _: reject(int(rows[place]), Reason.NOT_UNICODE, "a key is not UTF-8: "),
+            lambda place, _: reject(rows[[place]], Reason.NOT_UNICODE, "a key is not UTF-8: "),
         )
         for number in (0, 1)
     ]
     keys[1] = pc.utf8_trim_whitespace(keys[1])
-    for row in rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)].tolist():
-        reject(row, Reason.MALFORMED, "an empty key: ")
+    reject(rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)], Reason.MALFORMED, "an empty key: ")
     batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=base.pairs_schema())
     return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
 
@@ -259,7 +255,7 @@ def split_cells(
         parts = pc.split_pattern_regex(column, "[|;]")
         flat = pc.utf8_trim_whitespace(parts.flatten())
         kept = pc.greater(pc.binary_length(flat), 0)
-        starts = np.append(0, np.cumsum(kept.to_numpy(zero_copy_only=False)))
+        starts = offsets_of(kept.to_numpy(zero_copy_only=False))
         return starts[parts.offsets.to_numpy()], flat.filter(kept)
     labels = list[list[str]]()
     for row, cell in enumerate(column.to_pylist()):
@@ -514,10 +510,8 @@ def _indices(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
     if fields is None or (fields.kind == _SPACE).any() or fields.lengths.max(initial=0) > MAX_DIGITS:
         return None
     # A comma separates two fields of a line, so each non-empty line has one comma fewer than fields.
-    if (
-        fields.marks != np.count_nonzero(fields.kind == _MARK)
-        or (fields.kind[fields.first[:-1][np.diff(fields.first) > 0]] == _MARK).any()
-    ):
+    begins = fields.first[:-1][np.diff(fields.first) > 0]  # the first field of each line that has any
+    if fields.marks != np.count_nonzero(fields.kind == _MARK) or (fields.kind[begins] == _MARK).any():
         return None
     indices = fields.text.cast(pa.uint64()).to_numpy().astype(np.int64)
     return SparseRows(indices, np.ones(len(indices), np.float32), fields.first)
@@ -531,9 +525,7 @@ def _wrong_pair(line: bytes) -> str | None:
 
 
 def _wrong_index(line: bytes) -> str | None:
-    if not line:
-        return None
-    for field in line.split(b","):
+    for field in line.split(b",") if line else ():
         if not INDEX.fullmatch(field):
             return f"expected labels such as 3,17,20, got {shown_raw(field)}"
     return None

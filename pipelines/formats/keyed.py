@@ -208,10 +208,9 @@ class KeyedFiles(Keyed):
                 pairs = _pairs(names, split)[0]
                 raise InputError(f"{source}: no points for {pairs} here. Expected {self.expects}.")
             required = [fields.key] if split in paired else [fields.key, fields.labels]
-            parts += self._parts(root, split, of_split, fields, required, labels=split not in paired)
-            parts += self._parts(
-                root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key)
-            )
+            parts += self._parts(root, split, of_split, fields, required)
+            of_pairs = fields.query_key, fields.label_key
+            parts += self._parts(root, PAIRS + split, _pairs(names, split), fields, of_pairs)
         own = self.label_fields or fields
         parts += self._parts(root, LABELS, self._label_files(names), own, (own.key,))
         for table in ("train", LABELS) if self.labels_needed or self.label_fields else ("train",):
@@ -224,13 +223,9 @@ class KeyedFiles(Keyed):
 
         Raises InputError if columns are missing.
         """
-        parts, derived = list[Part](), list[Part]()
-        for split, names in files.items():
-            for name in names:
-                url = join(root, name)
-                contents = self._require_points(url)
-                parts.append(Part(split, name, {ROWS: url}, contents=contents))
-                derived.append(Part(LABELS, name, {ROWS: url}, contents=replace(contents, derived=True)))
+        places = [(split, name, join(root, name)) for split, names in files.items() for name in names]
+        parts = [Part(split, name, {ROWS: url}, contents=self._require_points(url)) for split, name, url in places]
+        derived = [replace(part, table=LABELS, contents=replace(part.contents, derived=True)) for part in parts]
         if of_labels:
             own = self.label_fields or self.fields
             derived = self._parts(root, LABELS, of_labels, own, (own.key,))
@@ -242,9 +237,9 @@ class KeyedFiles(Keyed):
         return self._inputs([*parts, *derived])
 
     def _parts(
-        self, root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = False
+        self, root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str]
     ) -> list[Part]:
-        """Make one part per file, in the order of the file names."""
+        """Make one part per file, in the order of the file names; the files have the fields `required`."""
         plain: dict[str, str] = {}
         for name in names:
             same = plain.setdefault(re.sub(rf"\.{_ANY}$", "", name), name)
@@ -252,8 +247,8 @@ class KeyedFiles(Keyed):
                 raise InputError(
                     f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
                 )
-        urls, contents = [join(root, name) for name in names], RowContents(labels=labels)
-        groups = [[name] for name in required]
+        urls, labels = [join(root, name) for name in names], fields.labels in required
+        contents, groups = RowContents(labels=labels), [[name] for name in required]
         if not table.startswith(PAIRS):
             featured = any(fields.feature_ids in self.field_names(url) for url in urls)
             contents = RowContents(featured, labels=labels, dense=self.vector_length(urls, fields))
@@ -312,20 +307,16 @@ class Beir(Keyed):
     def find(self, source: str) -> Inputs:
         root, names = base.list_files(source)
 
-        def find_file(*plain: str, required: bool = True) -> str | None:
-            return base.one_of(source, names, base.packed(*plain), self.expects, required=required)
+        def find_part(table: str, *plain: str, required: bool = True) -> list[Part]:
+            name = base.one_of(source, names, base.packed(*plain), self.expects, required=required)
+            return [Part(table, name, {ROWS: join(root, name)}, contents=RowContents(labels=False))] if name else []
 
-        corpus, queries = find_file("corpus.jsonl"), find_file("queries.jsonl")
-        parts = []
+        labels, parts = find_part(LABELS, "corpus.jsonl"), list[Part]()
         for split in SPLITS:
-            qrels = find_file(*(f"qrels/{name}.tsv" for name in _QRELS[split]), required=split == "train")
-            if qrels:
-                parts.append(
-                    Part(split, str(queries), {ROWS: join(root, str(queries))}, contents=RowContents(labels=False))
-                )
-                parts.append(Part(PAIRS + split, qrels, {ROWS: join(root, qrels)}))
-        parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}, contents=RowContents(labels=False)))
-        return self._inputs(parts, shared_points=True)
+            points, qrels = find_part(split, "queries.jsonl"), [f"qrels/{name}.tsv" for name in _QRELS[split]]
+            pairs = find_part(PAIRS + split, *qrels, required=split == "train")
+            parts += [*points, *pairs] if pairs else []
+        return self._inputs([*parts, *labels], shared_points=True)
 
 
 # JSON lines: a point has `key`, `text` and `labels`, a list of label keys; a label has `key` and `text`.

@@ -253,13 +253,11 @@ class XcSingle(Aligned):
 
     def find(self, source: str) -> Inputs:
         source, names = base.list_files(source)
-        files = {
-            split: base.one_of(
-                source, names, _matching(split, names) or [f"{split}.txt"], self.expects, required=split == "train"
-            )
-            for split in SPLITS
-        }
-        parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in files.items() if name]
+        parts = list[Part]()
+        for split in SPLITS:
+            usual = _matching(split, names) or [f"{split}.txt"]
+            if name := base.one_of(source, names, usual, self.expects, required=split == "train"):
+                parts.append(Part(split, name, {BOTH: join(source, name)}))
         sizes = [_read_header(part.files[BOTH], BOTH) for part in parts]
         features, labels = max(size[1] for size in sizes), max(size[2] for size in sizes)
         _check_features(features, source)
@@ -273,10 +271,9 @@ class XcSingle(Aligned):
         keys, texts = rows.records(text)
         of_labels, of_features = from_lines.cut_at_space(raw[BOTH])
         features = from_lines.feature_columns(rows.checked(FEATURES, BOTH, *from_lines.parse_sparse_pairs(of_features)))
-        labels, merged = rows.labels(BOTH, rows.checked(LABELS, BOTH, *from_lines.parse_indices(of_labels)))
-        return rows.parsed(
-            [rows.numbers, keys, texts, *features, labels, merged], base.points_schema("label_ids", True)
-        )
+        labels = rows.labels(BOTH, rows.checked(LABELS, BOTH, *from_lines.parse_indices(of_labels)))
+        columns = [rows.numbers, keys, texts, *features, *labels]
+        return rows.parsed(columns, base.points_schema("label_ids", True))
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:
