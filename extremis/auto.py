@@ -222,8 +222,8 @@ class Trial:
     course: list[list[float]]
     ended: bool
     seconds: float
+    texts: list[int]
     epoch: float = 0.0
-    texts: list[int] | None = None
 
     @property
     def score(self) -> float:
@@ -232,7 +232,7 @@ class Trial:
     def lead(self, course: Sequence[Sequence[float]]) -> tuple[float, float]:
         """Return by how much the trial leads in METRIC where `course` ends, and the paired standard error by text."""
         ours, theirs = (Contributions(np.array(each)) for each in (self.course[len(course) - 1], course[-1]))
-        return paired_difference([ours], [theirs], None if self.texts is None else np.array(self.texts))
+        return paired_difference([ours], [theirs], np.array(self.texts))
 
     def beats(self, other: Contender, course: Sequence[Sequence[float]], epochs: int) -> bool:
         """Return whether `other` has lost, given its rows' scores `course` after `epochs` epochs.

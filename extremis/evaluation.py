@@ -53,7 +53,7 @@ DEFAULTS = EvaluateOptions()
 
 
 def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Group = ALONE) -> dict[str, Any]:
-    """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
+    """Return figures of a run's checkpoint with intervals, the same on every rank. Raises ExtremisError.
 
     If the run was trained on an earlier version of DATA, it predicts only labels of that version, also with a fusion,
     but all labels of DATA count. Rank 0 saves a standard report in the run, for `extremis report`.

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class EvaluateResult(Result):
-    """Metrics in percent by name, as in P@1, with 95 % intervals; the deciles and the weakest rows are in `more`."""
+    """Metrics in percent by name, as in P@1, with 95 % intervals; the weakest rows are in `more`."""
 
     data: str
     run: str
