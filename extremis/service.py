@@ -244,7 +244,7 @@ def _predict(model: Model, jobs: Sequence[Job], most: int) -> "list[tuple[Model,
         if is_open and max(len(each.labels) for each in found) > most:
             raise InputError(
                 f"a text has more than {most:,} labels by this decision, {decision.name!r}. State max_labels, or serve "
-                f"with a greater --max-labels."
+                "with a greater limit."
             )
         predictions = iter(found)
         return [(model, [*itertools.islice(predictions, len(question.texts))]) for question in questions]
