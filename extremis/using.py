@@ -275,28 +275,32 @@ def crossval(
     out: Place,
     *,
     folds: Annotated[int, Field(ge=2, le=100)] = 5,
+    recipe: Recipe | None = None,
     group: Literal["equal", "near"] = "equal",
     suspects: Positive = 1000,
     progress: Progress = True,
 ) -> CrossvalResult:
     """Find labels of DATA that are likely wrong: the training rows of each fold are scored by the other folds.
 
-    A linear ranker gives probabilities, without a run. OUT has probabilities.parquet, one row for each training row;
-    suspects, given labels that other rows do not support and absent labels that are probable; and unjudged, labels with
-    fewer than five points in other folds. An interrupted call continues. Needs the extra trainer.
+    A linear ranker scores them, or a model that is trained for each fold. OUT has probabilities.parquet, one row for
+    each training row; suspects, given labels that other rows do not support and absent labels that are probable; and
+    unjudged, labels with fewer than five points in other folds. An interrupted call continues. Needs the extra trainer.
 
     Options:
         folds: Number of parts of the training rows.
+        recipe: Recipe to train for each fold: a name, a TOML file, or a run with this recipe. Default: a linear ranker.
         group: Rows that are in the same fold: with the same text (equal), or the same set of words (near).
         suspects: Number of given labels, and of absent labels, to list.
 
     Examples:
       extremis crossval data/ wrong/
       extremis crossval data/ wrong/ --folds 10 --group near
+      extremis crossval data/ wrong/ --recipe runs/1
     """
     from extremis import crossvalidation
 
-    body = crossvalidation.crossval(fspath(data), fspath(out), folds, group, suspects)
+    named = None if recipe is None else fspath(recipe)
+    body = crossvalidation.crossval(fspath(data), fspath(out), folds, group, suspects, named)
     say(f"{body['unjudged']:,} of {body['given_labels']:,} given labels cannot be judged: {out}/unjudged.csv")
     say(f"{out}/suspects.csv: {body['suspects']['given']:,} given and {body['suspects']['absent']:,} absent labels")
     return CrossvalResult(**body)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import PAD
-from schemas.ragged import Ragged, SparseRows
-from scoring.crossval import FEWEST, Evidence, Rows, folds_of, judge, points_elsewhere
+from schemas.ragged import Ragged
+from scoring.crossval import FEWEST, Evidence, Rows, Scored, folds_of, judge
 from scoring.words import count_features
 from trainer.inputs import Inputs
 
@@ -68,9 +68,8 @@ def plain_lifts(rows: Rows, row: int, label: int, replaced: int) -> tuple[float,
 def test_evidence_is_what_a_plain_program_counts() -> None:
     rows, draw = some_rows(), np.random.default_rng(2)
     scores, ids = scored_at_random(rows)
-    none = np.zeros(rows.labels.rows + 1, np.int64)
-    votes = SparseRows(np.zeros(0, np.int64), np.zeros(0, np.float32), none)
-    evidence = Evidence(scores, ids, votes, rows.labels, rows.fold, LABELS)
+    none = np.zeros((rows.labels.rows, 1), np.float32)
+    evidence = Evidence(rows, Scored(scores, ids, none, np.full(none.shape, PAD)))
     row, label = draw.integers(0, rows.labels.rows, 300), draw.integers(0, LABELS, 300)
     replaced = rows.labels.entries[rows.labels.offsets[row]]
     found = evidence.features(row, label, replaced)
@@ -86,7 +85,7 @@ def test_evidence_is_what_a_plain_program_counts() -> None:
         assert found[n, 2] == (place[0] + 1 if len(place) else 5)
         np.testing.assert_allclose(found[n, 4:7], plain_lifts(rows, row[n], label[n], replaced[n]), atol=1e-9)
         assert found[n, 8] == pytest.approx(np.log(max(points, 0.5)))
-        assert points_elsewhere(rows.labels, rows.fold, LABELS)[rows.fold[row[n]], label[n]] == points
+        assert rows.points_elsewhere[rows.fold[row[n]], label[n]] == points
 
 
 def test_probabilities_come_from_the_other_folds_and_flipped_labels_stand_out() -> None:
