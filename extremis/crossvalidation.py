@@ -24,7 +24,7 @@ from schemas.storage import join
 from schemas.table import Table
 from scoring.crossval import DEPTH, FEWEST, Judged, Rows, Scored, folds_of, judge
 from scoring.linear import label_points
-from scoring.words import count_features, join_points, open_vocabulary
+from scoring.words import count_features, open_vocabulary
 from trainer.inputs import Inputs, open_queries, with_titles
 from trainer.recipe_files import load_recipe
 
@@ -49,29 +49,26 @@ def read_training(data: DataLayout, folds: int, group: str) -> Training:
     columns = [name for name in ("input_ids", "feature_ids", "feature_values") if name in table.columns]
     if not columns:
         raise InputError(f"{table.url}: the rows have only dense vectors, but crossval reads words or features.")
-    vocabulary, inputs = open_vocabulary(data, columns), [*map(Inputs.of, table.batches(with_titles(table, columns)))]
-    shown = ({"text"} & {*table.columns}) or columns
-    whole = table.read([*{"key", "label_ids", *shown, *({"feature_ids", "filter_label_ids"} & {*table.columns})}])
-    texts = TextDecoder(data).texts(whole, None)
-    groups = hash_texts(pa.array(texts), group, _SALT)
-    if "feature_ids" in columns:
-        groups = combine(groups, hash_strings(whole["feature_ids"], _SALT))
-    fold = folds_of(groups, folds)
+    vocabulary, decoder, parts = open_vocabulary(data, columns), TextDecoder(data), []
+    more = [name for name in ("text", "filter_label_ids") if name in table.columns]
+    for batch in table.batches(["key", *with_titles(table, columns), *more, "label_ids"]):
+        inputs, whole = Inputs.of(batch), decoder.texts(batch, None)
+        groups = hash_texts(pa.array(whole), group, _SALT)
+        if "feature_ids" in columns:
+            groups = combine(groups, hash_strings(batch["feature_ids"], _SALT))
+        texts = pa.array([clean_text(text, LONGEST_QUERY) for text in whole], pa.string())
+        counted = (count_features(inputs, vocabulary, pairs) for pairs in (True, False))
+        parts.append(
+            (batch["key"].combine_chunks(), texts, groups, *counted, list_column(batch, "label_ids"), filters_of(batch))
+        )
+    keys, shown, hashes, pairs, words, given, filters = zip(*parts, strict=True)
+    fold = folds_of(np.concatenate(hashes), folds)
     if not np.bincount(fold, minlength=folds).all():
         expected = f"fewer folds for the {len(fold):,} rows of {table.url}"
         raise InputError(parameter="folds", got=str(folds), expected=expected)
-    own = [*label_points(labels, columns, vocabulary)]
-    rows = Rows(
-        SparseRows.join(count_features(each, vocabulary) for each in inputs),
-        SparseRows.join(count_features(each, vocabulary, pairs=False) for each in inputs),
-        list_column(whole, "label_ids"),
-        fold,
-        labels.rows,
-        vocabulary,
-        join_points(own) if own else None,
-    )
-    texts = pa.array([clean_text(text, LONGEST_QUERY) for text in texts], pa.string())
-    return Training(whole["key"].combine_chunks(), texts, filters_of(whole), rows)
+    own, given = [*label_points(labels, columns, vocabulary)], Ragged.join(given)
+    rows = Rows(SparseRows.join(pairs), SparseRows.join(words), given, fold, labels.rows, vocabulary, own)
+    return Training(pa.concat_arrays(keys), pa.concat_arrays(shown), Ragged.join(filters), rows)
 
 
 def score_folds(
@@ -82,7 +79,7 @@ def score_folds(
     `rank`: what ranks labels instead of a linear ranker, given a folder for what is unfinished, and the fold's number.
     """
     stated, parts = json.dumps(made, sort_keys=True).encode(), list[Scored]()
-    with Bar("crossval", made["folds"]) as bar:
+    with Bar("crossval", made["folds"], quiet=rank is not None) as bar:
         for number in range(made["folds"]):
             place = join(out, "folds", f"fold-{number}.parquet")
             found = pq.read_table(pa.BufferReader(storage.read_bytes(place))) if storage.exists(place) else None
@@ -126,26 +123,27 @@ def rank_by_recipe(data: DataLayout, rows: Rows, source: str, folder: str, numbe
     from trainer.model import load_model
     from trainer.settings.resolve import resolve
 
-    (own, others), table, parts = rows.split(number), open_queries(data, "train"), list[Ranked]()
+    table, inside, parts = open_queries(data, "train"), rows.fold == number, list[Ranked]()
     layout, run = DataLayout(join(folder, "data")), RunLayout(join(folder, "run"))
     if not is_published(layout.root):
         labels = Table.open(data.labels, "labels").read()
         place, points = labels.column_names.index("frequency"), pa.array(rows.points_elsewhere[number])
         labels = labels.set_column(place, labels.schema.field(place), points)
-        publish_excerpt(data, layout.root, table.rows_at(others), labels, len(others))
+        others = table.rows_at(np.flatnonzero(~inside))
+        publish_excerpt(data, layout.root, others, labels, others.num_rows)
     recipe = resolve(source, _OF_FOLD, layout.root).recipe
     if not storage.exists(run.finished):
-        train(layout.root, run.root, recipe, resume=True, beam_options=(), title=f"fold {number + 1}")
+        train(layout.root, run.root, recipe, resume=True, beam_options=(), title=f"crossval: fold {number + 1}")
         gc.collect()  # a trainer has reference cycles
     _, model, _ = load_model(layout, run, device=open_device(recipe.train.device))
-    for some in np.array_split(own, -(-len(own) // 1024)):
+    for some in np.array_split(np.flatnonzero(inside), -(-int(inside.sum()) // 1024)):
         x = model.embed_table(table.rows_at(some, with_titles(table, model.columns)))
         parts.append(Ranking.of(model).top_k(x, DEPTH, Ragged.empty(len(x))))
     scores, ids = map(np.concatenate, zip(*parts, strict=True))
     return np.where(ids == PAD, 0, np.logaddexp(0, scores)), ids
 
 
-def join_probabilities(training: Training, scored: Scored, judged: Judged, keys: pa.Array) -> pa.Table:
+def join_probabilities(training: Training, scored: Scored, judged: Judged, keys: pa.ChunkedArray) -> pa.Table:
     """Return one row for each training row: key, fold, and its TOP best and all its given labels with probabilities."""
     ids, labels = scored.ids[:, :TOP], training.rows.labels
     best, beyond = np.nonzero(ids != PAD), (judged.rank == 0) | (judged.rank > TOP)
@@ -158,7 +156,7 @@ def join_probabilities(training: Training, scored: Scored, judged: Judged, keys:
     }
     pairs = pa.record_batch({name: pa.array(np.concatenate(parts)) for name, parts in columns.items()})
     pairs = pairs.sort_by([(name, "ascending") for name in ("row", "place", "label_ids")])
-    lists = {"labels": keys.take(pairs["label_ids"]), **{name: pairs[name] for name in [*columns][2:]}}
+    lists = {"labels": keys.chunk(0).take(pairs["label_ids"]), **{name: pairs[name] for name in [*columns][2:]}}
     counts = np.bincount(pairs["row"], minlength=labels.rows)
     fold = pa.array(training.rows.fold)
     return pa.table({"key": training.keys, "fold": fold, **{name: _divide(lists[name], counts) for name in lists}})
@@ -224,11 +222,10 @@ def crossval(data: str, out: str, folds: int, group: str, suspects: int, recipe:
     scored = score_folds(training.rows, out, {**made, "recipe": keys}, rank or None)
     judged, labels = judge(training.rows, scored), read_names(layout).combine_chunks()
     listed, apart = list_suspects(training, scored, judged, labels, suspects), list_unjudged(training, judged, labels)
-    joined = join_probabilities(training, scored, judged, labels["key"].chunk(0))
-    write_labels(joined, join(out, "probabilities.parquet"))
-    for name, table in (("suspects", listed), ("unjudged", apart)):
-        for ending in ("parquet", "csv"):
-            write_labels(table, join(out, f"{name}.{ending}"))
+    write_labels(join_probabilities(training, scored, judged, labels["key"]), join(out, "probabilities.parquet"))
+    for name, table in {"suspects": listed, "unjudged": apart}.items():
+        write_labels(table, join(out, f"{name}.parquet"))
+        write_labels(table, join(out, f"{name}.csv"))
     given = int(np.count_nonzero(listed["given"]))
     return {
         "data": data,

@@ -5,6 +5,7 @@ evidence for a label of a row is what rows of other folds say: the ranker's scor
 how often the label is given beside the row's other labels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -49,7 +50,7 @@ class Scored(NamedTuple):
 class Rows:
     """N training rows: counted words with and without pairs, labels below `count`, and folds [N].
 
-    `texts`: the words of the labels' own texts, which a ranker learns as well; None: labels have none.
+    `texts`: the words of the labels' own texts, which a ranker learns as well.
     """
 
     pairs: SparseRows
@@ -58,7 +59,7 @@ class Rows:
     fold: np.ndarray
     count: int
     vocabulary: int
-    texts: Points | None
+    texts: Sequence[Points]
 
     @cached_property
     def points_elsewhere(self) -> np.ndarray:
@@ -68,23 +69,19 @@ class Rows:
         inside = np.bincount(place, minlength=folds * self.count).reshape(folds, self.count)
         return inside.sum(0) - inside  # type: ignore[no-any-return]
 
-    def split(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the rows of a fold, and of the other rows."""
-        return np.flatnonzero(self.fold == number), np.flatnonzero(self.fold != number)
-
     def score(self, number: int, best: tuple[np.ndarray, np.ndarray] | None = None) -> Scored:
         """Score the rows of a fold by the other rows: by the nearest texts, and by a linear ranker.
 
         `best`: scores above 0 and ids [B, K] by another ranker instead, padded with 0 and -1.
         """
-        own, others = self.split(number)
+        own, others = np.flatnonzero(self.fold == number), np.flatnonzero(self.fold != number)
         points = Points(self.words.take(others), self.labels.take(others))
         near = Neighbours.index(points, len(others), self.vocabulary)
         similarity, found = best_labels(near.words.weigh(self.words.take(own)), near.texts, len(others), NEIGHBOURS)
         if best is None:
             points = points._replace(rows=self.pairs.take(others))
             title = choose_title(points, self.count, self.vocabulary)
-            every = join_points([points, *([self.texts] if self.texts else [])])
+            every = join_points([points, *self.texts])
             ranker = LinearRanker.fit(every, self.count, self.vocabulary, len(others), title=title)
             assert ranker is not None, "no limit of time"
             best = best_labels(ranker.words.weigh(self.pairs.take(own)), ranker.weights, self.count, DEPTH)
@@ -221,8 +218,8 @@ def calibrate_across(scored: Scored, rows: Rows) -> tuple[np.ndarray, np.ndarray
     Raises InputError if scikit-learn is missing, or if other folds have no correct or no incorrect label.
     """
     hits, present = rows.labels.contains(scored.ids), scored.ids != PAD
-    is_best, found, beyond = np.zeros_like(hits), np.zeros(hits.shape, np.float32), []
-    is_best[:, 0] = True
+    is_best = np.broadcast_to(np.arange(hits.shape[1]) == 0, hits.shape)
+    found, beyond = np.zeros(hits.shape, np.float32), []
     for number in range(int(rows.fold.max()) + 1):
         others, own = rows.fold != number, rows.fold == number
         some = present & others[:, None]
