@@ -390,10 +390,13 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
     publish_excerpt(data, root, pa.concat_tables(parts), labels)
 
 
-def publish_excerpt(data: DataLayout, root: str, train: pa.Table, labels: pa.Table, points: int | None = None) -> None:
+def publish_excerpt(
+    data: DataLayout, root: str, train: pa.Table, labels: pa.Table, frequency: np.ndarray | None = None
+) -> None:
     """Publish the rows `train` and `labels`, with new ids, as a data set at `root` with DATA's tokenizer.
 
-    `points`: number of points that the labels' frequencies count; None: as in DATA. Raises StorageError, TableError.
+    `frequency` [L]: points of each label in `train`; None: labels keep their frequencies in DATA. Raises StorageError,
+    TableError.
     """
     layout, source_data, parents = DataLayout(root), Table.open(data.root, "data"), dict[str, str]()
     if "tokenizer" in source_data.parents:
@@ -407,7 +410,10 @@ def publish_excerpt(data: DataLayout, root: str, train: pa.Table, labels: pa.Tab
     train = train.take(pa.array(np.argsort(hash_strings(train["key"], seed_of(whole)), kind="stable")))
     counted = {**whole.parameters, "labels": labels.num_rows}
     parents["queries/train"] = _write_table(layout.queries("train"), "query_id", train, whole, counted).digest
-    counted = {**label_table.parameters, **({} if points is None else {"training_points": points})}
+    counted = dict(label_table.parameters)
+    if frequency is not None:
+        place, counted["training_points"] = labels.column_names.index("frequency"), train.num_rows
+        labels = labels.set_column(place, labels.schema.field(place), pa.array(frequency))
     parents["labels"] = _write_table(layout.labels, "label_id", labels, label_table, counted).digest
     counted = {**_plain(source_data.parameters), "labels": labels.num_rows, "rows": {"train": train.num_rows}}
     publish(root, Manifest(kind="data", parents=parents, parameters=counted))

@@ -58,9 +58,8 @@ def read_training(data: DataLayout, folds: int, group: str) -> Training:
             groups = combine(groups, hash_strings(batch["feature_ids"], _SALT))
         texts = pa.array([clean_text(text, LONGEST_QUERY) for text in whole], pa.string())
         counted = (count_features(inputs, vocabulary, pairs) for pairs in (True, False))
-        parts.append(
-            (batch["key"].combine_chunks(), texts, groups, *counted, list_column(batch, "label_ids"), filters_of(batch))
-        )
+        labels_of = list_column(batch, "label_ids"), filters_of(batch)
+        parts.append((batch["key"].combine_chunks(), texts, groups, *counted, *labels_of))
     keys, shown, hashes, pairs, words, given, filters = zip(*parts, strict=True)
     fold = folds_of(np.concatenate(hashes), folds)
     if not np.bincount(fold, minlength=folds).all():
@@ -71,12 +70,10 @@ def read_training(data: DataLayout, folds: int, group: str) -> Training:
     return Training(pa.concat_arrays(keys), pa.concat_arrays(shown), Ragged.join(filters), rows)
 
 
-def score_folds(
-    rows: Rows, out: str, made: Mapping[str, Any], rank: Callable[[str, int], Ranked] | None = None
-) -> Scored:
+def score_folds(rows: Rows, out: str, made: Mapping[str, Any], rank: Callable[..., Ranked] | None = None) -> Scored:
     """Score all rows, fold by fold; a file in OUT with the facts `made` has a fold of an earlier call.
 
-    `rank`: what ranks labels instead of a linear ranker, given a folder for what is unfinished, and the fold's number.
+    `rank(folder, number)` ranks labels for a fold instead of a linear ranker; `folder` has what it left unfinished.
     """
     stated, parts = json.dumps(made, sort_keys=True).encode(), list[Scored]()
     with Bar("crossval", made["folds"], quiet=rank is not None) as bar:
@@ -106,8 +103,7 @@ def open_recipe(recipe: str) -> tuple[str, dict[str, Any]]:
     source = config if storage.exists(config) else recipe
     keys = load_recipe(source, _OF_FOLD)
     if earlier := keys.train.start_from or keys.train.encoder_from:
-        expected = f"a recipe that begins anew: {earlier} has seen the rows of all folds"
-        raise InputError(parameter="recipe", got=recipe, expected=expected)
+        raise InputError(parameter="recipe", got=recipe, expected=f"one without {earlier}, which has seen all rows")
     return source, keys.model_dump(mode="json")
 
 
@@ -126,11 +122,8 @@ def rank_by_recipe(data: DataLayout, rows: Rows, source: str, folder: str, numbe
     table, inside, parts = open_queries(data, "train"), rows.fold == number, list[Ranked]()
     layout, run = DataLayout(join(folder, "data")), RunLayout(join(folder, "run"))
     if not is_published(layout.root):
-        labels = Table.open(data.labels, "labels").read()
-        place, points = labels.column_names.index("frequency"), pa.array(rows.points_elsewhere[number])
-        labels = labels.set_column(place, labels.schema.field(place), points)
-        others = table.rows_at(np.flatnonzero(~inside))
-        publish_excerpt(data, layout.root, others, labels, others.num_rows)
+        others, labels = table.rows_at(np.flatnonzero(~inside)), Table.open(data.labels, "labels").read()
+        publish_excerpt(data, layout.root, others, labels, rows.points_elsewhere[number])
     recipe = resolve(source, _OF_FOLD, layout.root).recipe
     if not storage.exists(run.finished):
         train(layout.root, run.root, recipe, resume=True, beam_options=(), title=f"crossval: fold {number + 1}")
@@ -157,9 +150,8 @@ def join_probabilities(training: Training, scored: Scored, judged: Judged, keys:
     pairs = pa.record_batch({name: pa.array(np.concatenate(parts)) for name, parts in columns.items()})
     pairs = pairs.sort_by([(name, "ascending") for name in ("row", "place", "label_ids")])
     lists = {"labels": keys.chunk(0).take(pairs["label_ids"]), **{name: pairs[name] for name in [*columns][2:]}}
-    counts = np.bincount(pairs["row"], minlength=labels.rows)
-    fold = pa.array(training.rows.fold)
-    return pa.table({"key": training.keys, "fold": fold, **{name: _divide(lists[name], counts) for name in lists}})
+    counts, known = np.bincount(pairs["row"], minlength=labels.rows), {"key": training.keys, "fold": training.rows.fold}
+    return pa.table({**known, **{name: _divide(lists[name], counts) for name in lists}})
 
 
 def _divide(values: pa.Array, counts: np.ndarray) -> pa.ListArray:
@@ -169,8 +161,8 @@ def _divide(values: pa.Array, counts: np.ndarray) -> pa.ListArray:
 def list_suspects(training: Training, scored: Scored, judged: Judged, labels: pa.Table, limit: int) -> pa.Table:
     """Return the first `limit` given labels by support, and absent labels by probability, in turns, worst first."""
     rows, ids = training.rows, scored.ids[:, :TOP]
-    judged_labels = np.flatnonzero(judged.known)
-    least = judged_labels[np.argsort(judged.support[judged_labels], kind="stable")[:limit]]
+    order = np.argsort(judged.support, kind="stable")
+    least = order[judged.known[order]][:limit]
     absent = (ids != PAD) & (rows.points_elsewhere[rows.fold[:, None], ids] >= FEWEST)
     row, column = np.nonzero(absent & ~rows.labels.contains(ids) & ~training.filters.contains(ids))
     likely = np.lexsort((-scored.scores[row, column], -judged.probabilities[row, column]))[:limit]
@@ -218,8 +210,8 @@ def crossval(data: str, out: str, folds: int, group: str, suspects: int, recipe:
     source, keys = (None, None) if recipe is None else open_recipe(recipe)
     training = read_training(layout, folds, group)
     made = {"data": Table.open(data, "data").digest, "folds": folds, "group": group, "code": code_version()}
-    rank = source and functools.partial(rank_by_recipe, layout, training.rows, source)
-    scored = score_folds(training.rows, out, {**made, "recipe": keys}, rank or None)
+    rank = functools.partial(rank_by_recipe, layout, training.rows, source) if source else None
+    scored = score_folds(training.rows, out, {**made, "recipe": keys}, rank)
     judged, labels = judge(training.rows, scored), read_names(layout).combine_chunks()
     listed, apart = list_suspects(training, scored, judged, labels, suspects), list_unjudged(training, judged, labels)
     write_labels(join_probabilities(training, scored, judged, labels["key"]), join(out, "probabilities.parquet"))
@@ -228,11 +220,7 @@ def crossval(data: str, out: str, folds: int, group: str, suspects: int, recipe:
         write_labels(table, join(out, f"{name}.csv"))
     given = int(np.count_nonzero(listed["given"]))
     return {
-        "data": data,
-        "out": out,
         "rows": len(training.keys),
-        "folds": folds,
-        "group": group,
         "given_labels": len(judged.known),
         "unjudged": int((~judged.known).sum()),
         "unjudged_labels": apart.num_rows,

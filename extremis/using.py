@@ -303,7 +303,7 @@ def crossval(
     body = crossvalidation.crossval(fspath(data), fspath(out), folds, group, suspects, named)
     say(f"{body['unjudged']:,} of {body['given_labels']:,} given labels cannot be judged: {out}/unjudged.csv")
     say(f"{out}/suspects.csv: {body['suspects']['given']:,} given and {body['suspects']['absent']:,} absent labels")
-    return CrossvalResult(**body)
+    return CrossvalResult(data=fspath(data), out=fspath(out), folds=folds, group=group, **body)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -122,18 +122,14 @@ class Evidence:
         random = generator(seed, Purpose.LINEAR_RANKER, 1)
         drawn = given[random.integers(len(given), size=len(given))]
         mistaken = ~np.isin(rows * self.rows.count + drawn, rows * self.rows.count + given)
-        pairs = np.tile(rows, 2), np.concatenate([given, drawn]), np.tile(given, 2)
-        real, chance = np.split(self.features(*pairs), 2)
+        real, chance = np.split(self.features(np.tile(rows, 2), np.concatenate([given, drawn]), np.tile(given, 2)), 2)
         found, order = np.zeros(len(given)), random.permutation(len(given))
         for number in np.unique(fold).tolist():
             learned = order[fold[rows[order]] != number][:_LEARNED_FROM]
             against = learned[mistaken[learned]]
             features, own = np.concatenate([real[learned], chance[against]]), fold[rows] == number
-            model = make_pipeline(
-                StandardScaler(),
-                SplineTransformer(5, degree=1, knots="quantile", extrapolation="constant"),
-                LogisticRegression(max_iter=200),
-            )
+            splines = SplineTransformer(5, degree=1, knots="quantile", extrapolation="constant")
+            model = make_pipeline(StandardScaler(), splines, LogisticRegression(max_iter=200))
             model.fit(features, np.arange(len(features)) < len(learned))
             found[own] = model.decision_function(real[own])
         return found
@@ -218,12 +214,11 @@ def calibrate_across(scored: Scored, rows: Rows) -> tuple[np.ndarray, np.ndarray
     Raises InputError if scikit-learn is missing, or if other folds have no correct or no incorrect label.
     """
     hits, present = rows.labels.contains(scored.ids), scored.ids != PAD
-    is_best = np.broadcast_to(np.arange(hits.shape[1]) == 0, hits.shape)
     found, beyond = np.zeros(hits.shape, np.float32), []
     for number in range(int(rows.fold.max()) + 1):
-        others, own = rows.fold != number, rows.fold == number
+        own, others = rows.fold == number, rows.fold != number
         some = present & others[:, None]
-        curve = Calibration.fit(scored.scores[some], hits[some], is_best[some])
+        curve = Calibration.fit(scored.scores[some], hits[some], is_best=np.nonzero(some)[1] == 0)
         found[own] = np.where(present[own], curve(scored.scores[own]), 0)
         missed = rows.labels.counts[others].sum() - hits[others].sum()
         unranked = others.sum() * rows.count - some.sum()

@@ -142,5 +142,5 @@ def test_too_many_folds_are_refused_before_anything_is_written(data: Path, tmp_p
 def test_a_recipe_that_begins_with_a_model_of_all_rows_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     (tmp_path / "more.toml").write_text(f'extends = "random"\n[train]\nstart_from = "{run}"\n')
     done = call("crossval", data, tmp_path / "a", "--recipe", tmp_path / "more.toml")
-    refused(done, "--recipe", "more.toml", "begins anew", "run has seen")
+    refused(done, "--recipe", "more.toml", f"without {run}, which has seen all rows")
     assert not (tmp_path / "a").exists()
