@@ -3,7 +3,7 @@
 import functools
 import gc
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from scoring.crossval import DEPTH, FEWEST, Judged, Rows, Scored, folds_of, judg
 from scoring.linear import label_points
 from scoring.words import count_features, open_vocabulary
 from trainer.inputs import Inputs, open_queries, with_titles
-from trainer.recipe_files import load_recipe
+from trainer.recipe_files import WAIT_FOR_TABLES, applicable_overrides, load_recipe
 
 _SALT = 0xF01D  # `shard` holds rows out by the hash without it, so that a fold by the same hash would be empty
 Ranked = tuple[np.ndarray, np.ndarray]  # scores and ids [B, K]
@@ -93,24 +93,24 @@ def score_folds(rows: Rows, out: str, made: Mapping[str, Any], rank: Callable[..
     return Scored(*(np.concatenate(column)[order] for column in zip(*parts, strict=True)))
 
 
-# What a fold replaces in a recipe: its data have no parts, and no rows but those that the model may see.
-_OF_FOLD = ("data.split=train", "data.parts=", "validation.split=", "validation.parts=")
+# A fold's data have no parts, and no rows but those that the model may see; its scores may not depend on timing.
+_OF_FOLD = ("data.split=train", "data.parts=", "validation.split=", "validation.parts=", WAIT_FOR_TABLES)
 
 
-def open_recipe(recipe: str) -> tuple[str, dict[str, Any]]:
-    """Return the file of a recipe, or of the recipe of a run, and its keys. Raises InputError."""
+def open_recipe(recipe: str) -> tuple[str, list[str], dict[str, Any]]:
+    """Return the file of a recipe, or of a run's recipe, the changes of a fold, and the keys. Raises InputError."""
     config = RunLayout(recipe).config
     source = config if storage.exists(config) else recipe
-    keys = load_recipe(source, _OF_FOLD)
+    keys = load_recipe(source, changes := applicable_overrides(source, _OF_FOLD))
     if earlier := keys.train.start_from or keys.train.encoder_from:
         raise InputError(parameter="recipe", got=recipe, expected=f"one without {earlier}, which has seen all rows")
-    return source, keys.model_dump(mode="json")
+    return source, changes, keys.model_dump(mode="json")
 
 
-def rank_by_recipe(data: DataLayout, rows: Rows, source: str, folder: str, number: int) -> Ranked:
+def rank_by_recipe(data: DataLayout, rows: Rows, recipe: Sequence[Any], folder: str, number: int) -> Ranked:
     """Train a recipe without a fold's rows in `folder`, and rank labels for them by its vectors: as of `Rows.score`.
 
-    A run that was interrupted goes on. Raises ExtremisError.
+    `recipe`: a file, and changes. A run that was interrupted goes on. Raises ExtremisError.
     """
     from extremis.auto import publish_excerpt
     from extremis.supervisor import train
@@ -124,11 +124,11 @@ def rank_by_recipe(data: DataLayout, rows: Rows, source: str, folder: str, numbe
     if not is_published(layout.root):
         others, labels = table.rows_at(np.flatnonzero(~inside)), Table.open(data.labels, "labels").read()
         publish_excerpt(data, layout.root, others, labels, rows.points_elsewhere[number])
-    recipe = resolve(source, _OF_FOLD, layout.root).recipe
+    settled = resolve(recipe[0], recipe[1], layout.root).recipe
     if not storage.exists(run.finished):
-        train(layout.root, run.root, recipe, resume=True, beam_options=(), title=f"crossval: fold {number + 1}")
+        train(layout.root, run.root, settled, resume=True, beam_options=(), title=f"crossval: fold {number + 1}")
         gc.collect()  # a trainer has reference cycles
-    _, model, _ = load_model(layout, run, device=open_device(recipe.train.device))
+    _, model, _ = load_model(layout, run, device=open_device(settled.train.device))
     for some in np.array_split(np.flatnonzero(inside), -(-int(inside.sum()) // 1024)):
         x = model.embed_table(table.rows_at(some, with_titles(table, model.columns)))
         parts.append(Ranking.of(model).top_k(x, DEPTH, Ragged.empty(len(x))))
@@ -207,10 +207,10 @@ def crossval(data: str, out: str, folds: int, group: str, suspects: int, recipe:
     ranker. Raises ExtremisError.
     """
     layout = DataLayout(data)
-    source, keys = (None, None) if recipe is None else open_recipe(recipe)
+    *chosen, keys = (None,) if recipe is None else open_recipe(recipe)
     training = read_training(layout, folds, group)
     made = {"data": Table.open(data, "data").digest, "folds": folds, "group": group, "code": code_version()}
-    rank = functools.partial(rank_by_recipe, layout, training.rows, source) if source else None
+    rank = functools.partial(rank_by_recipe, layout, training.rows, chosen) if chosen else None
     scored = score_folds(training.rows, out, {**made, "recipe": keys}, rank)
     judged, labels = judge(training.rows, scored), read_names(layout).combine_chunks()
     listed, apart = list_suspects(training, scored, judged, labels, suspects), list_unjudged(training, judged, labels)
