@@ -17,7 +17,7 @@ from extremis.crossvalidation import read_training, score_folds
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from scoring.crossval import FEWEST, Rows, judge, points_elsewhere
+from scoring.crossval import FEWEST, Rows, judge
 
 BAR = 0.7
 
@@ -69,8 +69,7 @@ def flip(rows: Rows, share: float, seed: int) -> tuple[Rows, np.ndarray]:
     """Return `rows` with flipped labels, and which of the given labels [V] are flipped."""
     random = np.random.default_rng(seed)
     row, given = rows.labels.row_of(), rows.labels.entries.astype(np.int64)
-    points = points_elsewhere(rows.labels, rows.fold, rows.count)
-    judged = points.min(0) >= FEWEST
+    judged = rows.points_elsewhere.min(0) >= FEWEST
     can_flip = np.flatnonzero(judged[given])
     chosen = random.choice(can_flip, round(share * len(can_flip)), replace=False)
     chance = np.cumsum(np.where(judged, np.bincount(given, minlength=rows.count), 0))

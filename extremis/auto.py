@@ -222,8 +222,8 @@ class Trial:
     course: list[list[float]]
     ended: bool
     seconds: float
+    texts: list[int]
     epoch: float = 0.0
-    texts: list[int] | None = None
 
     @property
     def score(self) -> float:
@@ -232,7 +232,7 @@ class Trial:
     def lead(self, course: Sequence[Sequence[float]]) -> tuple[float, float]:
         """Return by how much the trial leads in METRIC where `course` ends, and the paired standard error by text."""
         ours, theirs = (Contributions(np.array(each)) for each in (self.course[len(course) - 1], course[-1]))
-        return paired_difference([ours], [theirs], None if self.texts is None else np.array(self.texts))
+        return paired_difference([ours], [theirs], np.array(self.texts))
 
     def beats(self, other: Contender, course: Sequence[Sequence[float]], epochs: int) -> bool:
         """Return whether `other` has lost, given its rows' scores `course` after `epochs` epochs.
@@ -376,17 +376,8 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
     """Write an excerpt of about `rows` training rows at `root`, unless it exists. Raises StorageError, TableError."""
     if is_published(root):
         return
-    layout, source_data, drawn = DataLayout(root), Table.open(data.root, "data"), draw_labels(data, rows)
-    parents: dict[str, str] = {}
-    if "tokenizer" in source_data.parents:
-        tokenizer = Table.open(data.tokenizer, "tokenizer")
-        for name, content in tokenizer.read_files().items():
-            storage.write_bytes(join(layout.tokenizer, name), content)
-        shards_here = tuple(shard.model_copy(update={"view": None}) for shard in tokenizer.shards)
-        manifest = tokenizer.manifest.model_copy(update={"shards": shards_here})
-        parents["tokenizer"] = publish(layout.tokenizer, manifest).digest
-    train, ids, parts = open_queries(data, "train"), np.cumsum(drawn) - 1, []
-    columns = [*train.columns]
+    drawn, train, parts = draw_labels(data, rows), open_queries(data, "train"), []
+    ids, columns = np.cumsum(drawn) - 1, [*train.columns]
     for group in ALL_ROWS.batches(train, columns, SCANNED_ROWS):
         for name in (name for name in ("filter_label_ids", "label_ids") if name in columns):
             kept = list_column(group, name)
@@ -395,16 +386,37 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
             column = list_array(ids[kept.values], kept.offsets, field.type.value_type)
             group = group.set_column(columns.index(name), field, column)
         parts.append(group.filter(pa.array(kept.counts > 0)))
-    whole = pa.concat_tables(parts)
-    whole = whole.take(pa.array(np.argsort(hash_strings(whole["key"], seed_of(train)), kind="stable")))
-    counted = {**train.parameters, "labels": int(drawn.sum())}
-    queries = _write_table(layout.queries("train"), "query_id", whole, train, counted)
-    label_table = Table.open(data.labels, "labels")
-    drawn_labels = label_table.rows_at(np.flatnonzero(drawn))
-    labels = _write_table(layout.labels, "label_id", drawn_labels, label_table, label_table.parameters)
-    parents |= {"queries/train": queries.digest, "labels": labels.digest}
-    parameters = {**_plain(source_data.parameters), "labels": labels.rows, "rows": {"train": queries.rows}}
-    publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
+    labels = Table.open(data.labels, "labels").rows_at(np.flatnonzero(drawn))
+    publish_excerpt(data, root, pa.concat_tables(parts), labels)
+
+
+def publish_excerpt(
+    data: DataLayout, root: str, train: pa.Table, labels: pa.Table, frequency: np.ndarray | None = None
+) -> None:
+    """Publish the rows `train` and `labels`, with new ids, as a data set at `root` with DATA's tokenizer.
+
+    `frequency` [L]: points of each label in `train`; None: labels keep their frequencies in DATA. Raises StorageError,
+    TableError.
+    """
+    layout, source_data, parents = DataLayout(root), Table.open(data.root, "data"), dict[str, str]()
+    if "tokenizer" in source_data.parents:
+        tokenizer = Table.open(data.tokenizer, "tokenizer")
+        for name, content in tokenizer.read_files().items():
+            storage.write_bytes(join(layout.tokenizer, name), content)
+        shards_here = tuple(shard.model_copy(update={"view": None}) for shard in tokenizer.shards)
+        manifest = tokenizer.manifest.model_copy(update={"shards": shards_here})
+        parents["tokenizer"] = publish(layout.tokenizer, manifest).digest
+    whole, label_table = open_queries(data, "train"), Table.open(data.labels, "labels")
+    train = train.take(pa.array(np.argsort(hash_strings(train["key"], seed_of(whole)), kind="stable")))
+    counted = {**whole.parameters, "labels": labels.num_rows}
+    parents["queries/train"] = _write_table(layout.queries("train"), "query_id", train, whole, counted).digest
+    counted = dict(label_table.parameters)
+    if frequency is not None:
+        place, counted["training_points"] = labels.column_names.index("frequency"), train.num_rows
+        labels = labels.set_column(place, labels.schema.field(place), pa.array(frequency))
+    parents["labels"] = _write_table(layout.labels, "label_id", labels, label_table, counted).digest
+    counted = {**_plain(source_data.parameters), "labels": labels.num_rows, "rows": {"train": train.num_rows}}
+    publish(root, Manifest(kind="data", parents=parents, parameters=counted))
 
 
 def draw_labels(data: DataLayout, rows: int) -> np.ndarray:

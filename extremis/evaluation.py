@@ -12,7 +12,6 @@ from extremis.inspecting import clean_text
 from extremis.label_tables import (
     name_figures,
     path_beside,
-    read_names,
     require_labels_file,
     summarize_labels,
     write_labels,
@@ -53,7 +52,7 @@ DEFAULTS = EvaluateOptions()
 
 
 def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Group = ALONE) -> dict[str, Any]:
-    """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
+    """Return figures of a run's checkpoint with intervals, the same on every rank. Raises ExtremisError.
 
     If the run was trained on an earlier version of DATA, it predicts only labels of that version, also with a fusion,
     but all labels of DATA count. Rank 0 saves a standard report in the run, for `extremis report`.
@@ -62,7 +61,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     layouts = DataLayout(data), RunLayout(run)
     if options.labels is not None:
         group.decide(lambda: require_labels_file(options, [data, run]))
-    rule = group.decide(lambda: _open_rule(layouts[0], options))
+    rule = group.decide(lambda: Rule.of(BEST.narrowed(decision_of(options)), LabelIds.of_data(layouts[0])))
     is_calibrated = options.calibrate or rule.decision.limit is not None
     later, step = group.decide(lambda: (_later(data, run), layouts[1].scored_step(options.step)))
     recipe, model, checkpoint = load_model(*layouts, step, group, open_device(options.device), earlier=True)
@@ -173,15 +172,6 @@ class _DeepRanking(Ranking):
 
     def top_k(self, x: Any, k: int, *others: Any) -> Ranked:
         return super().top_k(x, max(k, self.depth), *others)
-
-
-def _open_rule(data: DataLayout, options: EvaluateOptions) -> Rule:
-    """Return the decision that `options` state about labels of DATA. Raises InputError for a key that is no label."""
-    decision = BEST.narrowed(decision_of(options))
-    if not decision.names_labels:
-        return Rule(decision)
-    keys = read_names(data)["key"].to_pylist()
-    return Rule.of(decision, LabelIds({key: number for number, key in enumerate(keys)}, data.root))
 
 
 def _give(

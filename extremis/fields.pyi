@@ -120,14 +120,7 @@ class DecisionFields(TypedDict, total=False):
     never: Sequence[str]
     decision: str | PathLike[str]
 
-class EvaluateFields(TypedDict, total=False):
-    max_labels: int | None
-    min_probability: float | None
-    precision: float | None
-    at_least: int
-    allowed: Sequence[str] | None
-    never: Sequence[str]
-    decision: str | PathLike[str]
+class EvaluateFields(DecisionFields, total=False):
     step: int | str | None
     device: str
     split: str
@@ -142,14 +135,7 @@ class EvaluateFields(TypedDict, total=False):
     labels: str | PathLike[str] | None
     overwrite: bool
 
-class ExportFields(TypedDict, total=False):
-    max_labels: int | None
-    min_probability: float | None
-    precision: float | None
-    at_least: int
-    allowed: Sequence[str] | None
-    never: Sequence[str]
-    decision: str | PathLike[str]
+class ExportFields(DecisionFields, total=False):
     step: int | str | None
     device: str
     dtype: Literal["float32", "float16"]

@@ -226,4 +226,13 @@ StartTimeout = Annotated[
         "0: do not wait.",
     ),
 ]
+Exact = Annotated[bool, Field(description="Score every label, even if the export has an index.")]
+Embedder = Annotated[
+    Place,
+    Field(
+        description="Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export."
+    ),
+]
+Threads = Annotated[Positive, Field(description="Number of threads. Default: all cores.")]
+Scores = Annotated[Names, Field(description="Scores from outside that EXPORT may import, as module:name.")]
 BeamOptions = Annotated[Sequence[str], Field(description="Options for Beam, which follow -- on the command line.")]

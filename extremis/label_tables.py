@@ -23,6 +23,7 @@ WEAKEST = 20
 _ENDINGS = (".csv", ".parquet")
 _LISTS = ("missed_for", "given_for")
 _EXAMPLES = ("missed", "wrong")
+_FORMULA = r"\A['=+\-@\t\r\n]"  # the start of a text that a spreadsheet would compute
 
 
 def path_beside(evaluation: str) -> str:
@@ -87,19 +88,19 @@ def write_labels(table: pa.Table, out: str) -> None:
         if out.endswith(".parquet"):
             pq.write_table(table, path, compression="zstd")
             return
-        columns = {name: table[name].combine_chunks() for name in table.column_names}
-        for name, column in columns.items():
-            if pa.types.is_list(column.type):
-                columns[name] = pc.binary_join(column.cast(pa.list_(pa.string())), " | ")
-            elif pa.types.is_floating(column.type):
-                columns[name] = pc.round(column, 4)
-        for name, column in columns.items():
-            if (
-                pa.types.is_string(column.type)
-                and pc.any(pc.match_substring_regex(column, r"\A['=+\-@\t\r\n]")).as_py()
-            ):
-                columns[name] = pa.array([text and plain_cell(text) for text in column.to_pylist()], pa.string())
+        columns = {name: _cells(table[name].combine_chunks()) for name in table.column_names}
         pa.csv.write_csv(pa.table(columns), path)
+
+
+def _cells(column: pa.Array) -> pa.Array:
+    """Return a column as it is in CSV."""
+    if pa.types.is_floating(column.type):
+        return pc.round(column, 4)
+    if pa.types.is_list(column.type):
+        column = pc.binary_join(column.cast(pa.list_(pa.string())), " | ")
+    if not pa.types.is_string(column.type) or not pc.any(pc.match_substring_regex(column, _FORMULA)).as_py():
+        return column
+    return pa.array([text and plain_cell(text) for text in column.to_pylist()], pa.string())
 
 
 def summarize_labels(table: pa.Table, depth: int) -> dict[str, Any]:

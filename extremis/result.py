@@ -3,10 +3,13 @@
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extremis.console import format_value, results, table
 from schemas.errors import without_controls
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _SHOWN_NUMBERS = 5  # numbers of a mapping that are shown
 
@@ -29,6 +32,13 @@ class Result:
 
     more: Mapping[str, object] = field(default_factory=dict)
     shown: Sequence[Grid | str] = ()
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], shown: Sequence[Grid | str] = (), **facts: Any) -> "Self":
+        """Make a result of `body` and `facts`: values without a field are `more`."""
+        values, names = {**body, **facts}, {each.name for each in fields(cls)}
+        more = {name: values.pop(name) for name in [*values] if name not in names}
+        return cls(**values, more=more, shown=shown)
 
     def to_json(self) -> dict[str, object]:
         """Return the object of `--json`."""

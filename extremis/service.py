@@ -70,13 +70,18 @@ class Answer(BaseModel):
 class Job(NamedTuple):
     """A question, the next message of its client, and the future of its answer.
 
-    `stated`: of the decision. Only questions that state the same are answered together.
+    `stated`: of the decision, for all texts. `of_texts`: labels that are stated for each text.
     """
 
     question: Any
     receive: Receive
     answer: "asyncio.Future[tuple[Model, Sequence[Predicted]]]"
     stated: dict[str, Any]
+    of_texts: dict[str, Any]
+
+    def joins(self, jobs: "Sequence[Job]") -> bool:
+        """Return whether it can be answered together with `jobs`: if they state the same, for all texts."""
+        return not jobs or (self.stated == jobs[0].stated and not self.of_texts and not jobs[0].of_texts)
 
     def is_gone(self) -> bool:
         """Return whether the client has gone: after a body, only the end of the connection is a message."""
@@ -165,7 +170,9 @@ class Service:
         """Return the JSON of an answer. Raises ClientDisconnect, ExtremisError."""
         loop = asyncio.get_running_loop()
         stated = {name: value for name in _STATED if (value := getattr(question, name)) is not None}
-        job = Job(question, receive, loop.create_future(), stated)
+        per_text = [name for name in ("allowed", "never") if any(isinstance(n, list) for n in stated.get(name, ()))]
+        of_texts = {name: stated.pop(name) for name in per_text}
+        job = Job(question, receive, loop.create_future(), stated, of_texts)
         self._waiting.append(job)
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._answer_batches())
@@ -177,7 +184,7 @@ class Service:
             if question.explain:
                 if job.is_gone():
                     raise ClientDisconnect
-                own = {name: _of_text(name, value, len(listed)) for name, value in stated.items()}
+                own = stated | {name: keys[len(listed)] for name, keys in of_texts.items()}
                 asked = model, text, each.labels, question.explain, own
                 explained = await loop.run_in_executor(self._explaining, _explain, *asked)
             listed.append({**of, **explained})
@@ -191,7 +198,7 @@ class Service:
             for job in self._waiting:
                 if job.is_gone():
                     job.answer.cancel()
-                elif texts < TEXTS_A_BATCH and job.stated == (jobs or [job])[0].stated:
+                elif texts < TEXTS_A_BATCH and job.joins(jobs):
                     jobs.append(job)
                     texts += len(job.question.texts)
                 else:
@@ -229,31 +236,20 @@ def _predict(model: Model, jobs: Sequence[Job], most: int) -> "list[tuple[Model,
     """Predict at most `most` labels a text for jobs together, or one by one if a job fails."""
     questions = [job.question for job in jobs]
     texts = [text for question in questions for text in question.texts]
-    stated, of_texts = dict[str, Any](), dict[str, Any]()
-    for name, value in jobs[0].stated.items():
-        if name in ("allowed", "never") and any(isinstance(each, list) for each in value):
-            of_texts[name] = [keys for job in jobs for keys in job.stated[name]]
-        else:
-            stated[name] = value
     try:
-        decision = model.decide(**stated)
+        decision = model.decide(**jobs[0].stated)
         if is_open := decision.max_labels is None:
             decision = decision.model_copy(update={"max_labels": most + 1, "name": decision.name})
-        found = model.predict(texts, decision, **of_texts)
+        found = model.predict(texts, decision, **jobs[0].of_texts)
         if is_open and max(len(each.labels) for each in found) > most:
             raise InputError(
                 f"a text has more than {most:,} labels by this decision, {decision.name!r}. State max_labels, or serve "
-                f"with a greater --max-labels."
+                "with a greater limit."
             )
         predictions = iter(found)
         return [(model, [*itertools.islice(predictions, len(question.texts))]) for question in questions]
     except Exception as error:
         return [error] if len(jobs) == 1 else [_predict(model, [job], most)[0] for job in jobs]
-
-
-def _of_text(name: str, value: Any, number: int) -> Any:
-    """Return what a question states for its text `number`: labels may be stated for each text."""
-    return value[number] if name in ("allowed", "never") and any(isinstance(each, list) for each in value) else value
 
 
 def _explain(

@@ -98,8 +98,8 @@ def seen_queries(data: str, split: str) -> np.ndarray | None:
     tables = {name: Table.open(layout.queries(name), "queries") for name in (split, "train")}
     if sum(table.rows for table in tables.values()) > _COMPARED_ROWS:
         return None
-    texts = {name: texts_of(table) for name, table in tables.items()}
-    return repeated(texts[split], texts["train"]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
+    own, among = map(texts_of, tables.values())
+    return repeated(own, among).to_numpy(zero_copy_only=False) if len(own) else None
 
 
 def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:

@@ -125,16 +125,8 @@ def shard(
     for line in summary_lines(data, summary):
         say(line)
     say(f"next: extremis run auto {data} {'RUN' if options.onto is None else 'RUN2 --from RUN1'}")
-    facts = {name: value for name, value in manifest.parameters.items() if name not in ("rows", "labels")}
-    return ShardResult(
-        data=data,
-        digest=manifest.digest,
-        tables=manifest.parents,
-        rows=manifest.parameters["rows"],
-        labels=manifest.parameters["labels"],
-        summary=summary,
-        more=facts,
-    )
+    facts = {"digest": manifest.digest, "tables": manifest.parents, "summary": summary}
+    return ShardResult.of({**manifest.parameters, **facts}, data=data)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -340,7 +332,7 @@ def run(
     process["pretrained"] = fspath(pretrained or "")
     earlier = options.from_run or ""
     outcome = run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)
-    return _trained({"run": run, **outcome})
+    return TrainResult.of(outcome, run=run)
 
 
 def _stated(keys: Mapping[str, object]) -> list[str]:
@@ -376,13 +368,7 @@ def _train(
         carry(data, run, earlier, resolved.recipe.train.device)
     if group.first:
         say(f"{run}: trained; next: extremis evaluate {data} {run}")
-    return _trained({"run": run, **outcome})
-
-
-def _trained(outcome: Mapping[str, Any]) -> TrainResult:
-    named = ("run", "epochs", "table_versions")
-    more = {name: value for name, value in outcome.items() if name not in named}
-    return TrainResult(**{name: outcome[name] for name in named}, more=more)
+    return TrainResult.of(outcome, run=run)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -843,7 +829,4 @@ def plan(
     report = planning.plan(workload, engine)
     given = [word for override in overrides for word in ("--set", override)]
     say(f"next: {shlex.join(['extremis', 'run', recipe, data or 'DATA', 'RUN', *given])}")
-    named = ("workload", "tables", "memory", "over", "bytes", "steps")
-    more = {name: value for name, value in report.items() if name not in named}
-    stated = {name: report[name] for name in named}
-    return PlanResult(**stated, settings=resolved.settings, more=more, shown=planning.view(report))
+    return PlanResult.of(report, planning.view(report), settings=resolved.settings)

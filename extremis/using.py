@@ -21,6 +21,8 @@ from pydantic import Field
 from extremis.console import Bar, current_output, metric_grid, print_file, say
 from extremis.function import (
     BeamOptions,
+    Embedder,
+    Exact,
     Names,
     NotNegative,
     Place,
@@ -28,9 +30,11 @@ from extremis.function import (
     Positive,
     Progress,
     Recipe,
+    Scores,
     Settings,
     Size,
     StartTimeout,
+    Threads,
     Url,
     function,
 )
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class EvaluateResult(Result):
-    """Metrics in percent by name, as in P@1, with 95 % intervals; the deciles and the weakest rows are in `more`."""
+    """Metrics in percent by name, as in P@1, with 95 % intervals; the weakest rows are in `more`."""
 
     data: str
     run: str
@@ -121,11 +125,8 @@ def evaluate(
             say(line)
         kept = "saved in the run; " if options.is_standard else ""
         say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
-    named = {each.name for each in dataclasses.fields(EvaluateResult)}
-    facts: dict[str, Any] = {name: value for name, value in report.items() if name in named}
-    facts |= {"data": data, "run": run, "split": options.split}
-    more = {name: value for name, value in report.items() if name not in named}
-    return EvaluateResult(**facts, more=more, shown=[*evaluation.view(described, options.split)])
+    shown = [*evaluation.view(described, options.split)]
+    return EvaluateResult.of(report, shown, data=data, run=run, split=options.split)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -210,8 +211,7 @@ def inspect(
 
     place, run_url = fspath(url), None if run is None else fspath(run)
     body, shown = inspect_url(place, verify=verify, rows=rows, key=key, split=split, run=run_url)
-    named = {name: body.pop(name, None) for name in ("kind", "digest", "queries")}
-    return InspectResult(url=place, **named, more=body, shown=shown)
+    return InspectResult.of(body, shown, url=place)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -275,31 +275,35 @@ def crossval(
     out: Place,
     *,
     folds: Annotated[int, Field(ge=2, le=100)] = 5,
+    recipe: Recipe | None = None,
     group: Literal["equal", "near"] = "equal",
     suspects: Positive = 1000,
     progress: Progress = True,
 ) -> CrossvalResult:
     """Find labels of DATA that are likely wrong: the training rows of each fold are scored by the other folds.
 
-    A linear ranker gives probabilities, without a run. OUT has probabilities.parquet, one row for each training row;
-    suspects, given labels that other rows do not support and absent labels that are probable; and unjudged, labels with
-    fewer than five points in other folds. An interrupted call continues. Needs the extra trainer.
+    A linear ranker scores them, or a model that is trained for each fold. OUT has probabilities.parquet, one row for
+    each training row; suspects, given labels that other rows do not support and absent labels that are probable; and
+    unjudged, labels with fewer than five points in other folds. An interrupted call continues. Needs the extra trainer.
 
     Options:
         folds: Number of parts of the training rows.
+        recipe: Recipe to train for each fold: a name, a TOML file, or a run with this recipe. Default: a linear ranker.
         group: Rows that are in the same fold: with the same text (equal), or the same set of words (near).
         suspects: Number of given labels, and of absent labels, to list.
 
     Examples:
       extremis crossval data/ wrong/
       extremis crossval data/ wrong/ --folds 10 --group near
+      extremis crossval data/ wrong/ --recipe runs/1
     """
     from extremis import crossvalidation
 
-    body = crossvalidation.crossval(fspath(data), fspath(out), folds, group, suspects)
+    named = None if recipe is None else fspath(recipe)
+    body = crossvalidation.crossval(fspath(data), fspath(out), folds, group, suspects, named)
     say(f"{body['unjudged']:,} of {body['given_labels']:,} given labels cannot be judged: {out}/unjudged.csv")
     say(f"{out}/suspects.csv: {body['suspects']['given']:,} given and {body['suspects']['absent']:,} absent labels")
-    return CrossvalResult(**body)
+    return CrossvalResult(data=fspath(data), out=fspath(out), folds=folds, group=group, **body)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -355,9 +359,7 @@ def fuse(
         manifest, _ = fitting.fit_fusion(data, run, options, int(memory), int(linear))
         say(fitting.describe_fusion(manifest.parameters))
     say(f"saved in {run}; next: extremis evaluate {data} {run}")
-    facts = dict(manifest.parameters)
-    learned = {"split": facts.pop("split"), "queries": facts.pop("queries")}
-    return FuseResult(data=data, run=run, digest=manifest.digest, **learned, more=facts)
+    return FuseResult.of(manifest.parameters, data=data, run=run, digest=manifest.digest)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -451,14 +453,14 @@ def predict(
     text: Text | None = None,
     encoding: Encoding | None = None,
     batch: Positive = 256,
-    exact: bool = False,
-    embedder: Place | None = None,
+    exact: Exact = False,
+    embedder: Embedder | None = None,
     no_filter: bool = False,
     wide: bool = False,
-    threads: Positive | None = None,
+    threads: Threads | None = None,
     overwrite: bool = False,
     device: AnyDevice = "auto",
-    allow: Names = (),
+    allow: Scores = (),
     progress: Progress = True,
     **stated: "Unpack[DecisionFields]",
 ) -> PredictResult:
@@ -480,13 +482,9 @@ def predict(
         text: Fields that make up a text, if records have a title. Default: as in DATA.
         encoding: Encoding of INPUT, e.g. cp1252. Default: utf-8, or from a utf-16 mark.
         batch: Number of queries that are processed at a time.
-        exact: Score every label, even if the export has an index.
-        embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
         no_filter: With {data}: do not remove pairs in the filter files from the predictions.
         wide: Write one row per text, with the columns of INPUT first. In CSV, labels are in label_1, label_2, ….
-        threads: Number of threads. Default: all cores.
         overwrite: Replace existing predictions at OUT.
-        allow: Scores from outside that EXPORT may import, as module:name.
 
     Without options, the decision of the export says how many labels a text gets, and which. For a text without known
     tokens, the output contains the most frequent labels, and known_tokens is 0. Probabilities come from rows that the
@@ -585,22 +583,16 @@ def explain(
     label: Annotated[str, Shown("LABEL")],
     options: DecisionOptions | None = None,
     *,
-    exact: bool = False,
-    embedder: Place | None = None,
-    threads: Positive | None = None,
-    allow: Names = (),
+    exact: Exact = False,
+    embedder: Embedder | None = None,
+    threads: Threads | None = None,
+    allow: Scores = (),
     progress: Progress = True,
     **fields: "Unpack[DecisionFields]",
 ) -> Result:
     """Say why an export gives a label to a text, or why it does not: rank, decision, and the parts of the score.
 
     LABEL is a key. For a label that is not given, the parts are compared with those of the last label that is given.
-
-    Options:
-        exact: Score every label, even if the export has an index.
-        embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
-        threads: Number of threads. Default: all cores.
-        allow: Scores from outside that EXPORT may import, as module:name.
 
     Examples:
       extremis explain exported/ "a ship in a storm" sea
@@ -656,10 +648,10 @@ def serve(
     token_file: Annotated[Place, Shown("FILE")] | None = None,
     poll: Annotated[float, Field(gt=0)] = 1.0,
     grace: NotNegative = 25,
-    threads: Positive | None = None,
-    exact: bool = False,
-    embedder: Place | None = None,
-    allow: Names = (),
+    threads: Threads | None = None,
+    exact: Exact = False,
+    embedder: Embedder | None = None,
+    allow: Scores = (),
     max_labels: Positive = 100,
     max_texts: Positive = 1000,
     max_chars: Positive = 20_000,
@@ -678,10 +670,6 @@ def serve(
             change.
         poll: Seconds between checks for another current export, and for other tokens.
         grace: Seconds that open requests may take after SIGTERM or Ctrl-C.
-        threads: Number of threads. Default: all cores.
-        exact: Score every label, even if the export has an index.
-        embedder: Path or hub name of the model that computed DATA's dense vectors. Default: the name in the export.
-        allow: Scores from outside that EXPORT may import, as module:name.
         max_labels: Limit for the labels of a text.
         max_texts: Limit for the texts of a request.
         max_chars: Limit for the characters of a text.
@@ -764,14 +752,8 @@ def tuples(
         manifest = write_tuples(stream, out, shuffle, shards, overwrite, bar.advance)
     left = f"; {left_out:,} rows were left out" if left_out else ""
     say(f"{out}: {examples:,} examples ({options.form}){left}")
-    return TuplesResult(
-        out=out,
-        form=options.form,
-        examples=examples,
-        rows_left_out=left_out,
-        digest=None if manifest is None else manifest.digest,
-        shards=None if manifest is None else len(manifest.shards),
-    )
+    of_shards = {} if manifest is None else {"digest": manifest.digest, "shards": len(manifest.shards)}
+    return TuplesResult.of(of_shards, out=out, form=options.form, examples=examples, rows_left_out=left_out)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -912,19 +894,12 @@ def demo(
     ours = [f"{report['metrics'][name]:.2f}" for name in XR_LINEAR]
     theirs = [f"{value:.2f}" for value in XR_LINEAR.values()]
     compared = [["this run", *ours], ["PECOS XR-Linear", *theirs]]
-    return DemoResult(
-        data=data,
-        run=run,
-        metrics=report["metrics"],
-        intervals=report["intervals"],
-        seconds=seconds,
-        more={name: value for name, value in report.items() if name not in ("run", "metrics", "intervals")},
-        shown=[
-            Grid(f"test: {report['queries']:,} queries, 95 % intervals", *metric_grid(report)),
-            Grid("compared with a linear model (docs/results.md)", ["%", *XR_LINEAR], compared),
-            "seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()),
-        ],
-    )
+    shown: list[Grid | str] = [
+        Grid(f"test: {report['queries']:,} queries, 95 % intervals", *metric_grid(report)),
+        Grid("compared with a linear model (docs/results.md)", ["%", *XR_LINEAR], compared),
+        "seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()),
+    ]
+    return DemoResult.of(report, shown, data=data, run=run, seconds=seconds)
 
 
 def _example() -> str:

@@ -23,7 +23,8 @@ import pyarrow.csv as arrow_csv
 from pipelines.flow import FileExchange, Packet, receive
 from pipelines.formats import base, xc
 from pipelines.formats.base import is_pattern, list_files, parse_fields_by_table, say_names
-from pipelines.formats.from_columns import check_names, column_names, open_parquet, read_parquet
+from pipelines.formats.from_columns import check_names, column_names, is_list, open_parquet, read_parquet
+from pipelines.formats.from_lines import parse_numbers
 from pipelines.job import Job, Summary, describe, make_table
 from pipelines.mine import mine_inputs
 from pipelines.mining.inputs import EmbeddedSource, MineInputs
@@ -337,9 +338,7 @@ def _of_columns(
     columns = {role: name for role, name in vars(names).items() if name in schema.names and role != VECTOR}
     if not names.vector:
         return RowFile(url, rows, columns, "", 0, places, tuple(schema.names))
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    are_lists = {each.name: any(is_kind(each.type) for is_kind in lists) for each in schema}
-    fitting = [each.name for each in schema if are_lists[each.name] and pa.types.is_floating(each.type.value_type)]
+    fitting = [each.name for each in schema if is_list(each.type) and pa.types.is_floating(each.type.value_type)]
     name = fitting[0] if len(fitting) == 1 and names.vector not in schema.names else names.vector
     if name not in fitting:
         found = say_names([f"{each.name} ({each.type})" for each in schema])
@@ -485,11 +484,10 @@ def _choose(url: str, names: Sequence[str]) -> list[str]:
 
 def _scores(url: str, first: int, column: pa.Array) -> np.ndarray:
     column = pc.utf8_trim_whitespace(column)
-    number = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
-    good = pc.fill_null(pc.match_substring_regex(column, number), False)
-    for row in np.flatnonzero(~good.to_numpy(zero_copy_only=False))[:1].tolist():
+    scores = parse_numbers(column.fill_null("").cast(pa.large_binary()))
+    for row in np.flatnonzero(np.isnan(scores))[:1].tolist():
         raise InputError(f"{url}, row {first + row:,}: the score {column[row].as_py()!r} is not a number. {_EXPECTED}")
-    return column.cast(pa.float64()).to_numpy()
+    return scores
 
 
 @dataclass(frozen=True)

@@ -234,10 +234,8 @@ def embed_texts(
     say(f"{model}: computes in {compute} on {describe_device(opened)}, prompt {prompt!r}")
     if files.assumed:
         say(files.assumed)
-    named = {"prompt": prompt, "compute": compute, "device": opened.type, "dtype": options.dtype}
-    parameters = (
-        {**named, "fields": options.fields, "encoding": options.encoding} if isinstance(texts, Texts) else named
-    )
+    of_files = {"fields": options.fields, "encoding": options.encoding} if isinstance(texts, Texts) else {}
+    parameters = {"prompt": prompt, "compute": compute, "device": opened.type, "dtype": options.dtype, **of_files}
     request = Request(KIND, {"model": files.digest, name: digest}, parameters)
 
     def make(job: Job) -> Manifest:
@@ -247,9 +245,8 @@ def embed_texts(
         if before is None:
             staged = Summary()
             if isinstance(texts, Texts):
-                staged = job.run_step(
-                    _READ, None, [texts], read_texts, FileExchange(kept.folder(_READ)), job.watch.meter
-                )
+                exchange = FileExchange(kept.folder(_READ))
+                staged = job.run_step(_READ, None, [texts], read_texts, exchange, job.watch.meter)
             before = _READ, {"summary": as_json(Summary).dump_python(staged, mode="json"), "out": kept.folder(_SHARDS)}
             kept.finish(*before, (_READ, _SHARDS))
         else:

@@ -164,9 +164,8 @@ def _encoding(name: str) -> str:
         "".encode(name)  # refuses codecs that are not for text, such as hex
         return codecs.lookup(name).name
     except (LookupError, ValueError):
-        raise PydanticCustomError(
-            "encoding", "input should be an encoding, such as cp1252, utf-16 or gb18030"
-        ) from None
+        expected = "input should be an encoding, such as cp1252, utf-16 or gb18030"
+        raise PydanticCustomError("encoding", expected) from None
 
 
 Encoding = Annotated[str, AfterValidator(_encoding), Shown("NAME")]

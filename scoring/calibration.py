@@ -15,7 +15,7 @@ from pipelines.sharding.tokenizer import FILE
 from schemas import PAD
 from schemas.errors import InputError, TableError, missing_extra, option
 from schemas.layout import DataLayout
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, is_first_key
 from schemas.table import Table
 from scoring.words import hash_texts
 from trainer.inputs import Inputs
@@ -57,11 +57,18 @@ def pieces_of(tokenizer: bytes) -> Pieces:
     return Pieces(texts, continues, mark, unknown, special)
 
 
+_WORD, _SPECIAL, _LETTER, _CONTINUES, _UNKNOWN = range(5)  # kinds of tokens
+
+
 def fragments_of(tokenizer: bytes) -> np.ndarray:
-    """Return which tokens are fragments, bool [V]. `tokenizer`: the content of a tokenizer.json."""
+    """Return the kinds of tokens, int8 [V], by which fragments are told. `tokenizer`: content of a tokenizer.json."""
     pieces = pieces_of(tokenizer)
-    letters = np.array([len(text) == 1 and text.isalnum() for text in pieces.texts])
-    return letters | pieces.continues | (np.arange(len(letters)) == pieces.unknown)
+    kinds = np.array([_LETTER if len(text) == 1 and text.isalnum() else _WORD for text in pieces.texts], np.int8)
+    kinds[pieces.continues] = _CONTINUES
+    kinds[[*pieces.special]] = _SPECIAL
+    if pieces.unknown is not None:
+        kinds[pieces.unknown] = _UNKNOWN
+    return kinds
 
 
 def open_fragments(data: DataLayout, columns: Sequence[str]) -> np.ndarray | None:
@@ -72,10 +79,18 @@ def open_fragments(data: DataLayout, columns: Sequence[str]) -> np.ndarray | Non
 
 
 def share_of_fragments(tokens: Ragged | None, fragments: np.ndarray | None) -> np.ndarray | float:
-    """Return the share of `fragments` [V] among the `tokens` of B texts, [B]; 0 if either is None."""
+    """Return the share of fragments, by kinds `fragments` [V], among the `tokens` of B texts, [B]; 0 if one is None.
+
+    A text begins with a word, with or without a mark. A single letter is a word, unless the next token continues it.
+    """
     if tokens is None or fragments is None:
         return 0.0
-    return np.bincount(tokens.row_of(), fragments[tokens.entries], tokens.rows) / np.maximum(tokens.counts, 1)
+    kinds, first = fragments[tokens.entries], is_first_key(tokens.row_of())
+    first[1:] |= kinds[:-1] == _SPECIAL
+    continues = (kinds == _CONTINUES) & ~first
+    parts = (kinds == _UNKNOWN) | continues
+    parts[:-1] |= (kinds[:-1] == _LETTER) & continues[1:]
+    return np.bincount(tokens.row_of(), parts, tokens.rows) / np.maximum(tokens.counts, 1)
 
 
 DEPTH = 10  # number of best labels of a query that probabilities are learned from and measured on
@@ -347,12 +362,18 @@ def measure(curve: Calibration, predictions: ScoredPredictions) -> dict[str, Any
 def _measure(
     probabilities: np.ndarray, is_none: np.ndarray, scores: np.ndarray, hits: np.ndarray, is_best: np.ndarray
 ) -> dict[str, Any]:
-    none = is_best & is_none
-    sigmoids = np.exp(-np.logaddexp(0, -scores.astype(np.float64)))
+    none, bins = is_best & is_none, _bins_of(probabilities)
+    counts, *sums = (np.bincount(bins, of, BINS) for of in (None, probabilities, hits))
+    some = counts > 0
+    probability, correct = (each[some] / counts[some] for each in sums)
     return {
         **_errors(probabilities, hits),
-        "bins": _reliability(probabilities, hits),
-        "uncalibrated": _errors(sigmoids, hits),
+        "bins": {
+            "predictions": counts[some].tolist(),
+            "probability": probability.tolist(),
+            "correct": correct.tolist(),
+        },
+        "uncalibrated": _errors(sigmoid(scores.astype(np.float64)), hits),
         "none_of_these": {
             "queries": float(none.sum() / is_best.sum()),
             "wrong": float((~hits[none]).sum() / max(1, none.sum())),
@@ -360,24 +381,20 @@ def _measure(
     }
 
 
-def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
-    """Return the Brier score, and the expected calibration error over BINS equal bins (Guo et al., 2017, eq. 3)."""
-    apart = probabilities - hits
-    of_bins = np.bincount(_bins_of(probabilities), apart, BINS)
-    return {"ece": float(np.abs(of_bins).sum() / len(hits)), "brier": float(np.mean(apart**2))}
+def sigmoid(scores: np.ndarray) -> np.ndarray:
+    """Return the sigmoids of `scores` of any shape."""
+    return np.exp(-np.logaddexp(0, -scores))
 
 
 def _bins_of(probabilities: np.ndarray) -> np.ndarray:
     return np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
 
 
-def _reliability(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, list[float]]:
-    """Return number, mean probability and share of correct ones of the predictions in each bin that has some."""
-    bins = _bins_of(probabilities)
-    counts, *sums = (np.bincount(bins, of, BINS) for of in (None, probabilities, hits))
-    some = counts > 0
-    probability, correct = (each[some] / counts[some] for each in sums)
-    return {"predictions": counts[some].tolist(), "probability": probability.tolist(), "correct": correct.tolist()}
+def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
+    """Return the Brier score, and the expected calibration error over BINS equal bins (Guo et al., 2017, eq. 3)."""
+    apart = probabilities - hits
+    of_bins = np.bincount(_bins_of(probabilities), apart, BINS)
+    return {"ece": float(np.abs(of_bins).sum() / len(hits)), "brier": float(np.mean(apart**2))}
 
 
 def describe_calibration(facts: dict[str, Any], of: str) -> str:

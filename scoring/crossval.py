@@ -5,6 +5,7 @@ evidence for a label of a row is what rows of other folds say: the ranker's scor
 how often the label is given beside the row's other labels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas import PAD
-from schemas.errors import missing_extra
 from schemas.ragged import Ragged, SparseRows
 from schemas.randomness import Purpose, generator
 from scoring.calibration import Calibration
@@ -34,13 +34,6 @@ def folds_of(groups: np.ndarray, folds: int) -> np.ndarray:
     return ((groups >> np.uint64(32)).astype(np.int64) * folds) >> 32
 
 
-def points_elsewhere(labels: Ragged, fold: np.ndarray, count: int) -> np.ndarray:
-    """Return how many points each of `count` labels has outside each fold, int64 [folds, L]; `fold` [N]."""
-    folds = int(fold.max(initial=0)) + 1
-    inside = np.bincount(fold[labels.row_of()] * count + labels.entries, minlength=folds * count)
-    return inside.reshape(folds, count).sum(0) - inside.reshape(folds, count)  # type: ignore[no-any-return]
-
-
 class Scored(NamedTuple):
     """B rows: `scores` and `ids` [B, K] of the best labels; `similarity` and numbers [B, M] of the `nearest` rows.
 
@@ -57,7 +50,7 @@ class Scored(NamedTuple):
 class Rows:
     """N training rows: counted words with and without pairs, labels below `count`, and folds [N].
 
-    `texts`: the words of the labels' own texts, which a ranker learns as well; None: labels have none.
+    `texts`: the words of the labels' own texts, which a ranker learns as well.
     """
 
     pairs: SparseRows
@@ -66,128 +59,129 @@ class Rows:
     fold: np.ndarray
     count: int
     vocabulary: int
-    texts: Points | None
+    texts: Sequence[Points]
 
-    def score(self, number: int) -> Scored:
-        """Score the rows of a fold by the other rows: by a linear ranker, and by the nearest texts."""
-        inside = self.fold == number
-        own, others = np.flatnonzero(inside), np.flatnonzero(~inside)
-        points = Points(self.pairs.take(others), self.labels.take(others))
-        title = choose_title(points, self.count, self.vocabulary)
-        every = join_points([points, *([self.texts] if self.texts else [])])
-        ranker = LinearRanker.fit(every, self.count, self.vocabulary, len(others), title=title)
-        assert ranker is not None, "no limit of time"
-        best = best_labels(ranker.words.weigh(self.pairs.take(own)), ranker.weights, self.count, DEPTH)
-        near = Neighbours.index(points._replace(rows=self.words.take(others)), len(others), self.vocabulary)
+    @cached_property
+    def points_elsewhere(self) -> np.ndarray:
+        """How many points each label has outside each fold, int64 [folds, L]."""
+        folds = int(self.fold.max(initial=0)) + 1
+        place = self.fold[self.labels.row_of()] * self.count + self.labels.entries
+        inside = np.bincount(place, minlength=folds * self.count).reshape(folds, self.count)
+        return inside.sum(0) - inside  # type: ignore[no-any-return]
+
+    def score(self, number: int, best: tuple[np.ndarray, np.ndarray] | None = None) -> Scored:
+        """Score the rows of a fold by the other rows: by the nearest texts, and by a linear ranker.
+
+        `best`: scores above 0 and ids [B, K] by another ranker instead, padded with 0 and -1.
+        """
+        own, others = np.flatnonzero(self.fold == number), np.flatnonzero(self.fold != number)
+        points = Points(self.words.take(others), self.labels.take(others))
+        near = Neighbours.index(points, len(others), self.vocabulary)
         similarity, found = best_labels(near.words.weigh(self.words.take(own)), near.texts, len(others), NEIGHBOURS)
+        if best is None:
+            points = points._replace(rows=self.pairs.take(others))
+            title = choose_title(points, self.count, self.vocabulary)
+            every = join_points([points, *self.texts])
+            ranker = LinearRanker.fit(every, self.count, self.vocabulary, len(others), title=title)
+            assert ranker is not None, "no limit of time"
+            best = best_labels(ranker.words.weigh(self.pairs.take(own)), ranker.weights, self.count, DEPTH)
         return Scored(*best, similarity, np.where(found == PAD, PAD, others[found]))
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What other folds say about labels of N rows: `scores` and `ids` [N, K], `votes`; the rows' `labels` and folds."""
+    """What other folds say about labels of `rows`: their scores, the votes of the nearest texts, labels beside them."""
 
-    scores: np.ndarray
-    ids: np.ndarray
-    votes: SparseRows
-    labels: Ragged
-    fold: np.ndarray
-    count: int
+    rows: Rows
+    scored: Scored
 
     @cached_property
     def _ranked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows, columns = np.nonzero(self.ids != PAD)
-        keys = rows * self.count + self.ids[rows, columns]
+        rows, columns = np.nonzero(self.scored.ids != PAD)
+        keys = rows * self.rows.count + self.scored.ids[rows, columns]
         order = np.argsort(keys)
-        return keys[order], self.scores[rows, columns][order], columns[order] + 1
+        return keys[order], self.scored.scores[rows, columns][order], columns[order] + 1
 
     def look_up(self, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores and the ranks, from 1, of pairs [P]; 0 and 0 beyond a row's K labels."""
-        keys, scores, ranks = self._ranked
-        sought = rows * self.count + labels
-        return _look_up(keys, scores, sought), _look_up(keys, ranks, sought)
+        keys, *values = self._ranked
+        scores, ranks = (_look_up(keys, each, rows * self.rows.count + labels) for each in values)
+        return scores, ranks
 
     def support(self, seed: int = 0) -> np.ndarray:
         """Return the log-odds that a given label is given for a reason, not drawn at random by frequency: [pairs].
 
         For each fold, a logistic regression is fitted on the other folds: their given labels, against random labels in
-        the place of given ones. Raises InputError if scikit-learn is missing.
+        the place of given ones.
         """
-        try:
-            from sklearn.linear_model import LogisticRegression
-            from sklearn.pipeline import make_pipeline
-            from sklearn.preprocessing import SplineTransformer, StandardScaler
-        except ImportError:
-            raise missing_extra("suspects need scikit-learn", "trainer") from None
-        rows, given = self.labels.row_of(), self.labels.entries.astype(np.int64)
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import SplineTransformer, StandardScaler
+
+        rows, fold, given = self.rows.labels.row_of(), self.rows.fold, self.rows.labels.entries.astype(np.int64)
         random = generator(seed, Purpose.LINEAR_RANKER, 1)
         drawn = given[random.integers(len(given), size=len(given))]
-        mistaken = ~np.isin(rows * self.count + drawn, rows * self.count + given)
-        real, chance = self.features(rows, given, given), self.features(rows, drawn, given)
+        mistaken = ~np.isin(rows * self.rows.count + drawn, rows * self.rows.count + given)
+        real, chance = np.split(self.features(np.tile(rows, 2), np.concatenate([given, drawn]), np.tile(given, 2)), 2)
         found, order = np.zeros(len(given)), random.permutation(len(given))
-        for number in np.unique(self.fold).tolist():
-            learned = order[self.fold[rows[order]] != number][:_LEARNED_FROM]
+        for number in np.unique(fold).tolist():
+            learned = order[fold[rows[order]] != number][:_LEARNED_FROM]
             against = learned[mistaken[learned]]
-            features, own = np.concatenate([real[learned], chance[against]]), self.fold[rows] == number
-            model = make_pipeline(
-                StandardScaler(),
-                SplineTransformer(5, degree=1, knots="quantile", extrapolation="constant"),
-                LogisticRegression(max_iter=200),
-            )
+            features, own = np.concatenate([real[learned], chance[against]]), fold[rows] == number
+            splines = SplineTransformer(5, degree=1, knots="quantile", extrapolation="constant")
+            model = make_pipeline(StandardScaler(), splines, LogisticRegression(max_iter=200))
             model.fit(features, np.arange(len(features)) < len(learned))
             found[own] = model.decision_function(real[own])
         return found
 
     def features(self, rows: np.ndarray, labels: np.ndarray, replaced: np.ndarray) -> np.ndarray:
         """Describe the evidence for pairs (row, label) [P], where `labels` stand in the place of `replaced`: [P, F]."""
-        fold, counts = self.fold[rows], self.labels.counts[rows]
+        points, given, scored = self.rows.points_elsewhere, self.rows.labels, self.scored
+        fold, counts, depth = self.rows.fold[rows], given.counts[rows], scored.ids.shape[1]
         score, rank = self.look_up(rows, labels)
-        voted = self.votes.row_of() * self.count + self.votes.ids
-        edge = self.scores[rows, np.minimum(counts, self.scores.shape[1] - 1)]  # best of those that cannot all be given
-        points = points_elsewhere(self.labels, self.fold, self.count)
-        own, given = self.labels.row_of(), self.labels.entries
-        sums, scores = np.zeros(points.shape), self.look_up(own, given)[0]
-        np.add.at(sums, (self.fold[own], given), scores)
-        easy = (sums.sum(0) - sums + _LIKE_ALL * scores.mean()) / (points + _LIKE_ALL)
+        edge = scored.scores[rows, np.minimum(counts, depth - 1)]  # best of those that cannot all be given
+        votes = count_votes(scored.similarity, scored.nearest, given, TEMPERATURE)
+        voted = votes.row_of() * self.rows.count + votes.ids
+        owner, sums = given.row_of(), np.zeros(points.shape)
+        of_given = self.look_up(owner, given.entries)[0]
+        np.add.at(sums, (self.rows.fold[owner], given.entries), of_given)
+        easy = (sums.sum(0) - sums + _LIKE_ALL * of_given.mean()) / (points + _LIKE_ALL)
         columns = [
             score,
             score - edge,
-            np.where(rank, rank, self.scores.shape[1] + 1),
-            _look_up(voted, self.votes.values, rows * self.count + labels),
-            *self._beside(rows, labels, replaced, points),
+            np.where(rank, rank, depth + 1),
+            _look_up(voted, votes.values, rows * self.rows.count + labels),
+            *self._beside(rows, labels, replaced),
             easy[fold, labels],
             np.log(np.maximum(points[fold, labels], 0.5)),
             np.log(counts),
         ]
         return np.column_stack(columns)
 
-    def _beside(
-        self, rows: np.ndarray, labels: np.ndarray, replaced: np.ndarray, points: np.ndarray
-    ) -> list[np.ndarray]:
-        """Return the largest, the mean and the sum of the log-lifts of labels [P] beside the row's other labels."""
-        place = np.arange(len(self.labels.entries)) - self.labels.offsets[self.labels.row_of()]
-        within = self.labels.keep(place < _BESIDE)
+    def _beside(self, rows: np.ndarray, labels: np.ndarray, replaced: np.ndarray) -> np.ndarray:
+        """Return the largest, the mean and the sum [3, P] of the log-lifts of labels beside the row's other labels."""
+        given, fold, points = self.rows.labels, self.rows.fold, self.rows.points_elsewhere
+        within = given.keep(np.arange(len(given.entries)) - given.offsets[given.row_of()] < _BESIDE)
         owner = within.row_of()
         pairs = within.take(owner)
-        left, right = within.entries.repeat(pairs.counts).astype(np.int64), pairs.entries
-        keys, fold_of = left * self.count + right, self.fold[owner].repeat(pairs.counts)
-        result = np.zeros((3, len(rows)))
+        keys = within.entries.repeat(pairs.counts).astype(np.int64) * self.rows.count + pairs.entries
+        fold_of, result = fold[owner].repeat(pairs.counts), np.zeros((3, len(rows)))
         for number in range(len(points)):
-            some = np.flatnonzero(self.fold[rows] == number)
+            some = np.flatnonzero(fold[rows] == number)
             seen, together = np.unique(keys[fold_of != number], return_counts=True)
             others = within.take(rows[some])
             pair, other = others.row_of(), others.entries.astype(np.int64)
             kept = (other != replaced[some][pair]) & (other != labels[some][pair])
             pair, other = pair[kept], other[kept]
             label = labels[some][pair]
-            usual = np.maximum(points[number][label], 0.5) / max(1, int((self.fold != number).sum()))
-            both = _look_up(seen, together, other * self.count + label)
+            usual = np.maximum(points[number][label], 0.5) / max(1, int((fold != number).sum()))
+            both = _look_up(seen, together, other * self.rows.count + label)
             lift = np.log((both + _SMOOTHING * usual) / ((points[number][other] + _SMOOTHING) * usual))
             sums, counts = np.bincount(pair, lift, len(some)), np.bincount(pair, minlength=len(some))
             largest = np.full(len(some), -np.inf)
             np.maximum.at(largest, pair, lift)
             result[:, some] = np.where(counts, largest, 0), sums / np.maximum(counts, 1), sums
-        return [*result]
+        return result
 
 
 class Judged(NamedTuple):
@@ -205,14 +199,12 @@ class Judged(NamedTuple):
 
 
 def judge(rows: Rows, scored: Scored) -> Judged:
-    """Calibrate the scores and weigh the given labels. Raises InputError without scikit-learn, as `Calibration.fit`."""
-    votes = count_votes(scored.similarity, scored.nearest, rows.labels, TEMPERATURE)
-    evidence = Evidence(scored.scores, scored.ids, votes, rows.labels, rows.fold, rows.count)
-    row, given = rows.labels.row_of(), rows.labels.entries.astype(np.int64)
+    """Calibrate the scores and weigh the given labels. Raises InputError as `calibrate_across`."""
+    evidence, row, given = Evidence(rows, scored), rows.labels.row_of(), rows.labels.entries.astype(np.int64)
     probabilities, beyond = calibrate_across(scored, rows)
     rank = evidence.look_up(row, given)[1]
     probability = np.where(rank, probabilities[row, rank - 1], beyond[rows.fold[row]]).astype(np.float32)
-    known = points_elsewhere(rows.labels, rows.fold, rows.count)[rows.fold[row], given] >= FEWEST
+    known = rows.points_elsewhere[rows.fold[row], given] >= FEWEST
     return Judged(probabilities, probability, rank, evidence.support(), known)
 
 
@@ -222,12 +214,11 @@ def calibrate_across(scored: Scored, rows: Rows) -> tuple[np.ndarray, np.ndarray
     Raises InputError if scikit-learn is missing, or if other folds have no correct or no incorrect label.
     """
     hits, present = rows.labels.contains(scored.ids), scored.ids != PAD
-    is_best, found, beyond = np.zeros_like(hits), np.zeros(hits.shape, np.float32), []
-    is_best[:, 0] = True
+    found, beyond = np.zeros(hits.shape, np.float32), []
     for number in range(int(rows.fold.max()) + 1):
-        others, own = rows.fold != number, rows.fold == number
+        own, others = rows.fold == number, rows.fold != number
         some = present & others[:, None]
-        curve = Calibration.fit(scored.scores[some], hits[some], is_best[some])
+        curve = Calibration.fit(scored.scores[some], hits[some], is_best=np.nonzero(some)[1] == 0)
         found[own] = np.where(present[own], curve(scored.scores[own]), 0)
         missed = rows.labels.counts[others].sum() - hits[others].sum()
         unranked = others.sum() * rows.count - some.sum()

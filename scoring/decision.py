@@ -4,8 +4,9 @@
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ from pydantic import model_validator
 
 from schemas import PAD, storage
 from schemas.errors import InputError, option
+from schemas.layout import DataLayout
 from schemas.options import check
+from schemas.table import Table
 from scoring.calibration import Calibration
 from scoring.options import DecisionLimits, DecisionOptions
 
@@ -72,11 +75,6 @@ class Decision(DecisionLimits):
         """Name of what limits the scores of labels; None: no limit."""
         return next((name for name in LIMITS if getattr(self, name) is not None), None)
 
-    @property
-    def names_labels(self) -> bool:
-        """Whether it states keys of labels."""
-        return self.allowed is not None or bool(self.never or self.groups)
-
     def require(self, calibration: Calibration | None) -> Calibration:
         """Return the calibration that the limit needs. Raises InputError if there is none, or if it never meets it."""
         if calibration is None:
@@ -94,17 +92,12 @@ class Decision(DecisionLimits):
             calibration.precision.score_of(self.precision)
         return calibration
 
-    @property
-    def states_number(self) -> bool:
-        """Whether it states how many labels are given."""
-        return any(getattr(self, name) is not None for name in NUMBERS[:3]) or self.at_least > 0
-
     def narrowed(self, by: "Decision") -> "Decision":
         """Return what a call decides, `by`: its numbers, if it states any, and only labels that both may give.
 
         Raises InputError if the two allow no label in common, or contradict each other.
         """
-        numbers = by if by.states_number else self
+        numbers = by if by.model_dump(include={*NUMBERS}, exclude_defaults=True) else self
         facts: dict[str, Any] = {name: getattr(numbers, name) for name in NUMBERS}
         allowed = [keys for keys in (self.allowed, by.allowed) if keys is not None]
         if len(allowed) == 2:
@@ -140,7 +133,13 @@ def read_decision(source: Source, **stated: Any) -> Decision:
     Raises InputError, StorageError.
     """
     if isinstance(source, str | PathLike):
-        source = parse_decision(_read(fspath(source)), fspath(source))
+        place = fspath(source)
+        try:
+            source = parse_decision(storage.read_bytes(place), place)
+        except (FileNotFoundError, IsADirectoryError):
+            raise InputError(
+                f"{option('decision', place)}: no such file. Give a TOML file, as docs/export.md shows."
+            ) from None
     if source is None or isinstance(source, Mapping):
         source = check(Decision, source or {})
     if not isinstance(source, Decision):
@@ -153,15 +152,6 @@ def read_decision(source: Source, **stated: Any) -> Decision:
 def decision_of(options: DecisionOptions) -> Decision:
     """Return the decision that options of a command state, as `read_decision` does."""
     return read_decision(options.decision, **{name: getattr(options, name) for name in DecisionLimits.model_fields})
-
-
-def _read(place: str) -> bytes:
-    try:
-        return storage.read_bytes(place)
-    except (FileNotFoundError, IsADirectoryError):
-        raise InputError(
-            f"{option('decision', place)}: no such file. Give a TOML file, as docs/export.md shows."
-        ) from None
 
 
 def parse_decision(content: bytes, place: str) -> Decision:
@@ -244,11 +234,20 @@ def reached(
     return (curve(scores) if probabilities is None else probabilities) >= decision.min_probability
 
 
-class LabelIds(NamedTuple):
-    """Ids of the labels of a model or of data at `url`, by key."""
+@dataclass(frozen=True, eq=False)
+class LabelIds:
+    """Finds ids of the labels at `url`; `read` returns the keys of all labels by id, and is called once they matter."""
 
-    by_key: Mapping[str, int]
     url: str
+    read: Callable[[], Sequence[str]]
+
+    @classmethod
+    def of_data(cls, data: DataLayout) -> "LabelIds":
+        return cls(data.root, lambda: Table.open(data.labels, "labels").read(("key",))["key"].to_pylist())
+
+    @cached_property
+    def by_key(self) -> Mapping[str, int]:
+        return {key: number for number, key in enumerate(self.read())}
 
     def __call__(self, keys: Sequence[str], name: str = "") -> list[int]:
         """Return the ids of `keys`, which the option `name` has. Raises InputError for a key that is no label."""

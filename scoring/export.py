@@ -362,9 +362,7 @@ def _read_decision(data: DataLayout, options: ExportOptions, earlier: EarlierExp
     decision = decision_of(options)
     if earlier is not None and decision == Decision():  # an update keeps what a service does
         decision = earlier.files.decision
-    if decision.names_labels:
-        keys = Table.open(data.labels, "labels").read(("key",))["key"].to_pylist()
-        Rule.of(decision, LabelIds({key: number for number, key in enumerate(keys)}, data.root))
+    Rule.of(decision, LabelIds.of_data(data))  # checks the keys
     return BEST.narrowed(decision)
 
 

@@ -25,7 +25,7 @@ from schemas.shard_files.parquet import number_column
 from schemas.shard_files.shards import RETIRED, ViewedShard, open_shard, read_group
 from schemas.storage import join, require_room
 from schemas.table import Table
-from scoring.calibration import DEPTH, NONE_THRESHOLD, Calibration, fragments_of, share_of_fragments
+from scoring.calibration import DEPTH, NONE_THRESHOLD, Calibration, fragments_of, share_of_fragments, sigmoid
 from scoring.decision import Decision, LabelIds, Rule, choose, parse_decision, reached
 from scoring.export_versions import KIND, require_needed_exports, resolve_export
 from scoring.fusion import EXPORTED_FILES, Reranker, Scorers, Search, parse_fusion
@@ -408,9 +408,7 @@ class Exported:
     @cached_property
     def ids_of(self) -> LabelIds:
         """Finds ids of labels by key."""
-        return LabelIds(
-            {key: number for number, key in enumerate(self.label_table()["key"].to_pylist())}, self.table.url
-        )
+        return LabelIds(self.table.url, lambda: self.label_table()["key"].to_pylist())
 
     @cached_property
     def look_up(self) -> Callable[[Decision], Rule]:
@@ -419,8 +417,7 @@ class Exported:
         def look_up(decision: Decision) -> Rule:
             if decision.limit is not None:
                 decision.require(self.calibration)
-            rule = Rule.of(decision, self.ids_of) if decision.names_labels else Rule(decision)
-            retired = self.serving.retired
+            rule, retired = Rule.of(decision, self.ids_of), self.serving.retired
             if retired is None:
                 return rule
             return replace(rule, may_give=~retired if rule.may_give is None else rule.may_give & ~retired)
@@ -490,7 +487,7 @@ class Exported:
             found, is_none, compared = None, None, scores
             if curve is not None:
                 found, is_none = curve(scores), curve.is_none(scores[:, 0], share[rows])
-                found[is_blank] = np.exp(-np.logaddexp(0, -scores[is_blank]))
+                found[is_blank] = sigmoid(scores[is_blank])
                 is_none[is_blank] = found[is_blank, 0] < NONE_THRESHOLD
                 if is_blank.any():  # log odds are on another scale than scores
                     same = np.interp(found, curve.probabilities, curve.scores).astype(np.float32)
@@ -522,14 +519,12 @@ class Exported:
 
     @cached_property
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels with training points that may be predicted, most frequent first, and their log odds float32 [L]."""
+        """Labels with training points, most frequent first, and the log odds float32 [L] of all labels."""
         frequency = number_column(self.label_table(("frequency",)), "frequency").astype(np.float64)
         with _naming_damage(self.table.url):
             points = float(self.table.parameters.get("training_points") or frequency.sum())
         points = np.clip(points, frequency.max(initial=0), 2.0**53)
         odds = np.log((frequency + 0.5) / (points - frequency + 0.5)).astype(np.float32)
-        retired = False if self.serving.retired is None else self.serving.retired
-        frequency = np.where(retired, 0, frequency)
         return np.argsort(-frequency, kind="stable")[: np.count_nonzero(frequency)], odds
 
     def point_keys(self, points: np.ndarray) -> list[str]:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,12 +77,7 @@ class LinearRanker:
         if not entries:
             return None
         title = choose_title(join_points(points), labels.rows, vocabulary, seconds) if title is None else title
-        if {*columns} <= {*labels.columns}:
-            first = 0
-            for group in labels.batches(with_titles(labels, columns)):
-                own = np.arange(first, first + group.num_rows)
-                points.append(Points(count_features(Inputs.of(group), vocabulary), Ragged.from_matrix(own[:, None])))
-                first += group.num_rows
+        points += label_points(labels, columns, vocabulary)
         fitted = cls.fit(join_points(points), labels.rows, vocabulary, queries, seconds, title)
         return fitted or cls.of(data, training_data, columns, ENTRY_BYTES * entries // 2, held_out, seconds, title)
 
@@ -166,6 +161,15 @@ class LinearRanker:
             name,
             {"sizes": sizes, "title": title, **arrays, "seen": self.words.seen, "factors": self.words.factors},
         )
+
+
+def label_points(labels: Table, columns: Sequence[str], vocabulary: int) -> Iterator[Points]:
+    """Yield the labels' own texts as points; none if `labels` lack one of the `columns`. Raises TableError."""
+    first = 0
+    for group in labels.batches(with_titles(labels, columns)) if {*columns} <= {*labels.columns} else ():
+        own = np.arange(first, first + group.num_rows)
+        yield Points(count_features(Inputs.of(group), vocabulary), Ragged.from_matrix(own[:, None]))
+        first += group.num_rows
 
 
 TITLES = (0.0, 0.25, 0.5)  # weights of the words of titles that are tried

@@ -19,6 +19,7 @@ from schemas.errors import InputError, option, without_controls
 from schemas.options import whole_number
 from schemas.ragged import Ragged, counts_of, offsets_of, pad_columns
 from schemas.waits import Say
+from scoring.calibration import sigmoid
 from scoring.containers import html_table, input_url, items_of, require_texts
 from scoring.decision import BEST, Decision, Source, read_decision
 from scoring.export_versions import resolve_export
@@ -264,9 +265,7 @@ class Model:
         ids, found = [np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)]
         for _, inputs, known in self._batches(self._read(texts)):
             answer = self._exported.decide(inputs, Decision(max_labels=k), known=known)
-            probabilities = answer.probabilities
-            if probabilities is None:
-                probabilities = np.exp(-np.logaddexp(0, -answer.scores))
+            probabilities = sigmoid(answer.scores) if answer.probabilities is None else answer.probabilities
             ids.append(pad_columns(answer.ids, k, PAD))
             found.append(pad_columns(probabilities, k, 0))
         return np.concatenate(ids), np.concatenate(found)

@@ -257,14 +257,6 @@ class _Input:
 
 
 @contextlib.contextmanager
-def _write_lines(
-    format_query: Callable[[dict[str, Any]], str], path: str, labels: int, schema: pa.Schema, layout: Layout
-) -> Iterator[Write]:
-    with open(path, "w", encoding="utf-8") as file:
-        yield lambda table: file.writelines(map(format_query, table.to_pylist()))
-
-
-@contextlib.contextmanager
 def _write_json(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Iterator[Write]:
     taken = set[str]()
 
@@ -283,23 +275,29 @@ def _write_json(path: str, labels: int, schema: pa.Schema, layout: Layout) -> It
         yield write
 
 
-def _trec_lines(seen: set[str], query: dict[str, Any]) -> str:
-    """Format lines `query Q0 label rank score tag` for trec_eval and pytrec_eval; `seen`: keys of earlier queries."""
-    key, lines = query["key"], ""
-    if key in seen:
-        raise InputError(
-            f"a TREC run names each query once, but the key {key!r} belongs to two rows. Give each row a unique key, "
-            "or write .jsonl, .parquet or .npz instead."
-        )
-    seen.add(key)
-    for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
-        if len(key.split()) != 1 or len(label.split()) != 1:
-            raise InputError(
-                f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. "
-                "Write .jsonl, .parquet or .npz instead."
-            )
-        lines += f"{key} Q0 {label} {rank} {score:.9g} extremis\n"
-    return lines
+@contextlib.contextmanager
+def _write_trec(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Iterator[Write]:
+    """Write lines `query Q0 label rank score tag` for trec_eval and pytrec_eval."""
+    seen = set[str]()
+
+    def write(table: pa.Table) -> None:
+        for key, *ranking in zip(*(table[name].to_pylist() for name in ("key", "labels", "scores")), strict=True):
+            if key in seen:
+                raise InputError(
+                    f"a TREC run names each query once, but the key {key!r} belongs to two rows. Give each row a "
+                    "unique key, or write .jsonl, .parquet or .npz instead."
+                )
+            seen.add(key)
+            for rank, (label, score) in enumerate(zip(*ranking, strict=True), 1):
+                if len(key.split()) != 1 or len(label.split()) != 1:
+                    raise InputError(
+                        f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a "
+                        "space. Write .jsonl, .parquet or .npz instead."
+                    )
+                file.write(f"{key} Q0 {label} {rank} {score:.9g} extremis\n")
+
+    with open(path, "w", encoding="utf-8") as file:
+        yield write
 
 
 def plain_cell(value: Any) -> str:
@@ -323,7 +321,9 @@ def _write_csv(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Ite
     """Write one row per label, and one for a text without labels; or, `wide`, one per text."""
     of_label = {"label": "labels", "text": "texts", "score": "scores", "probability": "probabilities"}
     if layout.wide:  # a probability says more than a score
-        of_label = {"label": "labels", **({"label_text": "texts"} if layout.texts else {}), **dict([_measure(schema)])}
+        measure = "probability" if "probabilities" in schema.names else "score"
+        named = {"label_text": "texts"} if layout.texts else {}
+        of_label = {"label": "labels", **named, measure: of_label[measure]}
     of_label = {name: column for name, column in of_label.items() if column in schema.names}
     ends = [name for name in ("decision", "none_of_these") if name in schema.names]
     given, held = _Input(), list[pa.Table]()
@@ -364,10 +364,6 @@ def _write_csv(path: str, labels: int, schema: pa.Schema, layout: Layout) -> Ite
             most = max((pc.max(pc.list_value_length(table["labels"])).as_py() or 0 for table in held), default=0)
             for table in held:
                 write_wide(table, most)
-
-
-def _measure(schema: pa.Schema) -> tuple[str, str]:
-    return ("probability", "probabilities") if "probabilities" in schema.names else ("score", "scores")
 
 
 @contextlib.contextmanager
@@ -415,7 +411,7 @@ def _write_matrix(path: str, labels: int, schema: pa.Schema, layout: Layout) -> 
 
 _FORMS: dict[str, Callable[[str, int, pa.Schema, Layout], contextlib.AbstractContextManager[Write]]] = {
     "jsonl": _write_json,
-    "trec": lambda *of_file: _write_lines(functools.partial(_trec_lines, set()), *of_file),
+    "trec": _write_trec,
     "parquet": _write_parquet,
     "csv": _write_csv,
     "npz": _write_matrix,

@@ -44,9 +44,14 @@ def written(field: FieldInfo) -> str:
 
 
 def stub(model: type[Options]) -> str:
-    fields = {field.alias or name: field for name, field in model.model_fields.items() if field.description}
-    lines = [f"    {name}: {written(field)}" for name, field in fields.items()]
-    return f"class {model.__name__.removesuffix('Options')}Fields(TypedDict, total=False):\n" + "\n".join(lines)
+    base = next((base for base in model.__bases__ if base in MODELS), Options)
+    fields = {name: field for name, field in model.model_fields.items() if name not in base.model_fields}
+    lines = [f"    {field.alias or name}: {written(field)}" for name, field in fields.items() if field.description]
+    return f"class {_name(model)}({_name(base)}, total=False):\n" + "\n".join(lines)
+
+
+def _name(model: type[Options]) -> str:
+    return "TypedDict" if model is Options else f"{model.__name__.removesuffix('Options')}Fields"
 
 
 def page() -> str:

@@ -232,23 +232,6 @@ def frequency_group(count: int) -> str:
     return names.get(count, "4-10" if count <= 10 else "more than 10")
 
 
-def deciles(
-    top: Mapping[str, Sequence[str]], labels: Mapping[str, Sequence[str]], counts: Sequence[tuple[str, int]]
-) -> dict[str, list[float]]:
-    """What ten groups of labels of equal training mass add to P@k; `counts`: labels by id with training points."""
-    total, before, bin_of = sum(count for _, count in counts), 0, {}
-    for label, count in sorted(counts, key=lambda pair: -pair[1]):
-        bin_of[label] = min(before * 10 // total, 9)
-        before += count
-    result = {f"P@{k}": [0.0] * 10 for k in KS}
-    for key, listed in labels.items():
-        for k in KS:
-            for label in top[key][:k]:
-                if label in listed:
-                    result[f"P@{k}"][bin_of[label]] += 100 / k / len(labels)
-    return result
-
-
 def weakest_queries(top: Mapping[str, Sequence[str]], labels: Mapping[str, Sequence[str]]) -> list[list[int]]:
     """[row, found among the best 5, labels] of the 100 queries that lack most; rows are numbered as in `top`."""
     rows = [(row, sum(x in labels[k] for x in top[k][:5]), len(labels[k])) for row, k in enumerate(top) if k in labels]

@@ -286,17 +286,9 @@ def _ages(runs: Sequence[Run]) -> Chart:
 
 
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw metrics for every evaluated split: per decile of the labels, per part of the data, and per version."""
+    """Draw for every evaluated split: reliability of probabilities, metrics per part of the data, and per version."""
     charts, drift = list[Chart](), list[Chart]()
     for split in evaluated_splits(runs):
-        traces = []
-        for number, run in enumerate(runs):
-            parts = (run.evaluations.get(split, {}).get("deciles") or {}).get("P@5", [])
-            bins = [f"{10 * i}-{10 * (i + 1)} %" for i in range(len(parts))]
-            traces.append(_trace("bar", run.name, number, x=bins, y=parts))
-        note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
-        title = f"Contributions of frequent and rare labels to P@5 on {say_split(split)}"
-        charts.append(draw_chart(f"deciles-{split}", title, traces, "labels, by frequency", "part of P@5", note))
         charts.append(_reliability(runs, split))
         note = "parts from the oldest to the newest"
         traces = _by_part(runs, split, "parts", "queries", _OF_QUERIES)
@@ -306,7 +298,7 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
         traces = [trace | {"name": trace["name"].replace("R@5", "found")} for trace in traces]  # of all positives
         title = f"True labels among the first 5 predictions on {say_split(split)}, by the part that added the label"
         drift.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
-        evaluations = [run.evaluations[split] for run in runs if "version" in run.evaluations.get(split, {})]
+        evaluations = [run.evaluations[split] for run in runs if split in run.evaluations]
         ordered = sorted({body["version"]["number"]: body for body in evaluations}.items())
         places = [f"{number}: {body['version']['part']}" for number, body in ordered]
         names = [name for name in _OF_QUERIES if any(name in body["metrics"] for _, body in ordered)]

@@ -16,7 +16,7 @@ from schemas import UNKNOWN, storage
 from schemas.errors import ExtremisError, redact
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files.parquet import list_column, number_column
 from schemas.storage import join, read_json
 from schemas.table import RunTable, Table, run_tables
 from scoring.fitting import KIND, open_fused, scores_of
@@ -83,7 +83,8 @@ def describe(data: DataLayout) -> DataStatistics:
         splits.append(SplitStatistics(name, table.manifest, *counts.values()))
     rejected = Table.open(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
     facts = sharding_command(data.root, manifest), summarize(data.root)["splits"]
-    return DataStatistics(data.root, manifest, splits, tail_of(frequencies(data)), rejected, *facts)
+    frequency = number_column(Table.open(data.labels, "labels").read(("frequency",)), "frequency")
+    return DataStatistics(data.root, manifest, splits, tail_of(frequency), rejected, *facts)
 
 
 def histograms(counts: Sequence[np.ndarray], bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
@@ -100,32 +101,12 @@ def histograms(counts: Sequence[np.ndarray], bins: int = 60) -> tuple[np.ndarray
     return ends, np.stack([np.bincount((each - low) // width, minlength=len(ends)) for each in counts])
 
 
-def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
-    """Count labels per frequency: (ascending frequency [n], labels [n]). Memory depends on n, not on L."""
-    labels: Counter[int] = Counter()
-    for group in Table.open(data.labels, "labels").batches(["frequency"]):
-        values, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
-        labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-    ascending = np.asarray(sorted(labels.items()), np.int64).reshape(-1, 2)
-    return ascending[:, 0], ascending[:, 1]
-
-
-def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> LabelTail:
-    """Sample the frequencies of labels with training points at RANKS ranks, evenly spaced on a logarithmic scale."""
-    values, labels = frequencies[0][::-1], frequencies[1][::-1]
-    last = np.cumsum(labels)  # the last rank with each value
-    total = int(last[-1]) if len(last) else 0
-    unseen = int(labels[values == 0].sum())
-    seen = total - unseen
-    if not seen:
-        return LabelTail(np.empty(0, np.int64), np.empty(0, np.int64), total, unseen, 0.0)
-    rank = np.unique(np.geomspace(1, seen, RANKS).round().astype(np.int64))
-    position = np.searchsorted(last, rank)
-    head = max(1, total // 100)
-    before = np.concatenate([[0], np.cumsum(values * labels)])
-    full = int(np.searchsorted(last, head))
-    held = before[full] + (head - (last[full - 1] if full else 0)) * values[full]
-    return LabelTail(rank, values[position], total, unseen, float(held / before[-1]))
+def tail_of(frequency: np.ndarray) -> LabelTail:
+    """Sample the frequencies [L] of trained labels at RANKS ranks, evenly spaced on a logarithmic scale."""
+    points, head = np.sort(frequency[frequency > 0])[::-1], max(1, len(frequency) // 100)
+    rank = np.unique(np.geomspace(1, len(points), RANKS).round().astype(np.int64)) if len(points) else points
+    share = float(points[:head].sum() / max(1, points.sum()))
+    return LabelTail(rank, points[rank - 1], len(frequency), len(frequency) - len(points), share)
 
 
 SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "R@5", "PSP@1", "PSP@5")  # the same k in all tables
@@ -288,7 +269,6 @@ def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "decided": [
                     (row["run"], row["at_decision"], *mean)
                     for row in rows
-                    if "at_decision" in row
                     for mean in (("queries", "samples"), ("all pairs (micro)", "micro"), ("labels (macro)", "macro"))
                 ],
                 "calibrated": [(row["run"], row["calibration"]) for row in rows if "calibration" in row],
@@ -304,9 +284,9 @@ GROUPS = 20  # groups of weakest queries, one per text
 
 
 def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return {"run", "split", "title", "k", "queries", "labels"} for each evaluation with weakest queries, test first.
+    """Return {"run", "split", "title", "k", "queries"} for each evaluation with weakest queries, test first.
 
-    Queries are groups from `group_queries`, labels are rows of the table of labels. Raises TableError.
+    Queries are groups from `group_queries`. Raises TableError.
     """
     decoder, tables = TextDecoder(data), []
     for split in (split for split in evaluated_splits(runs) if split in splits_of(data)):
@@ -315,9 +295,8 @@ def list_weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
             rows = np.asarray(sorted(row for row, _, _ in body["queries"]), np.int64)
             examples = {example.row: example for example in read_examples(data, split, rows, decoder, None)}
             queries = group_queries([(examples[row], found, positives) for row, found, positives in body["queries"]])
-            labels = run.evaluations[split]["labels"]["weakest"]
             facts = {"run": run.name, "split": split, "title": say_split(split), "k": body["k"]}
-            tables.append({**facts, "queries": queries[:GROUPS], "labels": labels})
+            tables.append({**facts, "queries": queries[:GROUPS]})
     return tables
 
 

@@ -9,11 +9,6 @@ from pipelines.options import FORMATS
 from schemas import storage
 from schemas.errors import InputError, option
 
-_TEXTS = (
-    " The labels of the texts are missing: write each text with its label or labels, as in train.csv with the header "
-    "text,label."
-)
-
 
 def choose(source: str, name: str | None = None, fields: str | None = None, encoding: str | None = None) -> Format:
     """Return the format called `name`, or the format that matches the file names at `source`.
@@ -44,8 +39,10 @@ def _recognise(source: str) -> Format:
         raise InputError(f"{source}: looks like {several}; found: {say_names(names)}. Give {option('format')}.")
     known = "".join(f"\n  {form.name}: {form.expects}" for form in forms)
     present = "one file with an unknown extension" if not names and storage.exists(source) else say_names(names)
-    texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])
-    hint = _TEXTS if texts else ""
+    hint = ""
+    if any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source]):
+        hint = " The labels of the texts are missing: write each text with its label or labels, as in train.csv with "
+        hint += "the header text,label."
     raise InputError(f"{source}: no known input format here; found: {present}.{hint} Expected one of:{known}")
 
 

@@ -184,10 +184,11 @@ class RawRows:
         """Rejects, in row order."""
         return [reject for _, reject in sorted(self._left_out.items())]
 
-    def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
-        """Reject the 0-based `row` of the block because of `file`, which starts with `header` header lines."""
-        line = self.numbers[row].as_py() + header + 1
-        self._left_out.setdefault(row, Reject(file or self.file, line, reason, detail))
+    def reject(self, rows: int | np.ndarray, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
+        """Reject the 0-based `rows` of the block because of `file`, which starts with `header` header lines."""
+        for row in np.unique(rows).tolist():
+            line = self.numbers[row].as_py() + header + 1
+            self._left_out.setdefault(row, Reject(file or self.file, line, reason, detail))
 
     def good(self, rows: np.ndarray) -> pa.BooleanArray:
         """Mark the accepted rows among `rows`."""
@@ -337,16 +338,14 @@ class LineBlocks:
         self.ended = True
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        skip, pending = self._skip, list[bytes]()
-        for lines, ended in _split(self._url, self._encoding):
-            self.ended = ended
-            pending += lines[skip:] if skip else lines
-            skip = max(skip - len(lines), 0)
-            while len(pending) >= self._block_lines:
-                yield _batch(pending[: self._block_lines])
-                pending = pending[self._block_lines :]
-        if pending:
-            yield _batch(pending)
+        def chunks() -> Iterator[list[bytes]]:
+            for lines, ended in _split(self._url, self._encoding):
+                self.ended = ended
+                yield lines
+
+        lines = itertools.islice(itertools.chain.from_iterable(chunks()), self._skip, None)
+        while block := [*itertools.islice(lines, self._block_lines)]:
+            yield pa.record_batch([pa.array(block, pa.large_binary())], schema=SCHEMA)
 
 
 def read_lines(url: str, encoding: str | None = None) -> Generator[list[bytes]]:
@@ -403,10 +402,6 @@ def of_each(function: Callable[[str], T], urls: Collection[str]) -> dict[str, T]
     """Return the results of `function` for each of the `urls`, which are looked up at the same time."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(urls, pool.map(function, urls), strict=True))
-
-
-def _batch(lines: list[bytes]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(lines, pa.large_binary())], schema=SCHEMA)
 
 
 def open_file(url: str) -> IO[bytes]:
@@ -495,37 +490,28 @@ def read_chunks(url: str) -> Iterator[bytes]:
                         "file first."
                     )
                 yield chunk
-        except EOFError:
-            raise _cut_off(url, name, file.tell()) from None
-        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-            raise _damaged(url, name, error) from None
-        except OSError as error:
-            # bzip2 and zstd do not define their own errors.
-            if name == "zstd" and "Truncated compressed stream" in str(error):
-                raise _cut_off(url, name, file.tell()) from None
-            if name == "zstd" and "too much memory" in str(error):
-                raise InputError(
-                    f"{url}: zstd with a window of more than 128 MiB; expected at most 128 MiB. Write the file with a "
-                    "smaller window: zstd -dc -M2048MB FILE | zstd > NEW.zst."
-                ) from None
-            if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
-                raise _damaged(url, name, error) from None
-            raise _lost(url, file.tell(), error) from error
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            by_zstd = str(error) if name == "zstd" else ""  # zstd and bzip2 do not define their own errors
+            by_bzip2 = name == "bzip2" and str(error).endswith("data stream")
+            if isinstance(error, EOFError) or "Truncated compressed stream" in by_zstd:
+                fault = f"incomplete: the {name} stream stops after {file.tell():,} bytes. Copy the file again."
+            elif "too much memory" in by_zstd:
+                fault = (
+                    "zstd with a window of more than 128 MiB; expected at most 128 MiB. Write the file with a smaller "
+                    "window: zstd -dc -M2048MB FILE | zstd > NEW.zst."
+                )
+            elif "ZSTD" in by_zstd or by_bzip2 or isinstance(error, gzip.BadGzipFile | zlib.error | lzma.LZMAError):
+                fault = (
+                    f"not a {name} file, or damaged ({error}). The file name indicates {name}: compress a plain file "
+                    f"with `{name}`, and copy a damaged file again."
+                )
+            else:
+                raise _lost(url, file.tell(), error) from error
+            raise InputError(f"{url}: {fault}") from None
 
 
-def _lost(url: str, after: int, error: OSError) -> StorageError:
+def _lost(url: str, after: int, error: Exception) -> StorageError:
     return StorageError(f"could not read {url} after {after:,} bytes: {error}; run the same command again.")
-
-
-def _cut_off(url: str, name: str, after: int) -> InputError:
-    return InputError(f"{url}: incomplete: the {name} stream stops after {after:,} bytes. Copy the file again.")
-
-
-def _damaged(url: str, name: str, error: Exception) -> InputError:
-    return InputError(
-        f"{url}: not a {name} file, or damaged ({error}). The file name indicates {name}: compress a plain file with "
-        f"`{name}`, and copy a damaged file again."
-    )
 
 
 _FILTERS = {
@@ -535,6 +521,11 @@ _FILTERS = {
 }
 # Names of files with data; a folder also has other files, such as README.md.
 _DATA = re.compile(rf"\.(?:json\.gz|(?:jsonl|ndjson|csv|tsv|txt|text|parquet|arrow|npz){CODEC})$")
+
+
+def packed(*names: str) -> list[str]:
+    """Return the names, each of them plain and with the suffix of each codec."""
+    return [name + codec for name in names for codec in SUFFIXES]
 
 
 def one_of(
@@ -558,8 +549,7 @@ def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expecte
 
 def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
     """Return the URLs of the XC filter files among `names`, by split."""
-    stored = {split: [name + codec for name in usual for codec in SUFFIXES] for split, usual in _FILTERS.items()}
-    files = {split: one_of(source, names, usual, "") for split, usual in stored.items()}
+    files = {split: one_of(source, names, packed(*usual), "") for split, usual in _FILTERS.items()}
     return {split: join(source, name) for split, name in files.items() if name}
 
 
@@ -760,36 +750,26 @@ def parse_lines(
     `read` receives each record and its row number, and may raise InvalidRecord. Blank lines are skipped with
     `skip_blank`, and rejected otherwise.
     """
-    rows: list[int] = []
-    good: list[T] = []
-    rejects: list[Reject] = []
-    loads = orjson.loads
+    rows, good, rejects = list[int](), list[T](), list[Reject]()
     for row, line in enumerate(lines, start=first_row):
         try:
-            try:
-                record = loads(line)
-            except orjson.JSONDecodeError:
-                if skip_blank and not line.strip():
-                    continue
-                record = _explain(line)  # the standard library accepts slightly more, and explains the fault
+            record = _load(line)
             if type(record) is not dict:
                 raise InvalidRecord(Reason.NOT_OBJECT, f"expected a JSON object, got {shown(record)}")
             good.append(read(record, row))
             rows.append(row)
         except InvalidRecord as bad:
-            rejects.append(Reject(file, row + 1, bad.reason, str(bad)))
+            if line.strip() or not skip_blank:
+                rejects.append(Reject(file, row + 1, bad.reason, str(bad)))
     return rows, good, rejects
 
 
 def field_names(line: bytes) -> list[str]:
     """Return the field names of a raw line; empty if the line is not a record."""
     try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        try:
-            record = _explain(line)
-        except InvalidRecord:
-            return []
+        record = _load(line)
+    except InvalidRecord:
+        return []
     return list(record) if type(record) is dict else []
 
 
@@ -842,7 +822,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-def _explain(line: bytes) -> Any:
+def _load(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        pass  # the standard library accepts slightly more, and explains the fault
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:

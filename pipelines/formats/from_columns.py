@@ -21,7 +21,7 @@ from pipelines.formats import base, from_lines
 from pipelines.formats.base import Fields, Parsed, Part, RawRows, Reason, Text
 from schemas import storage
 from schemas.errors import InputError
-from schemas.ragged import SparseRows
+from schemas.ragged import SparseRows, offsets_of
 from schemas.table import rechunk
 
 PARQUET = "parquet"
@@ -98,8 +98,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 def list_entries(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
     """Return (offsets int64 [B + 1], entries) of a column of lists of any kind; null is an empty list."""
-    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.concatenate([[0], np.cumsum(counts)]), column.flatten()
+    return offsets_of(pc.list_value_length(column).fill_null(0).to_numpy()), column.flatten()
 
 
 @contextlib.contextmanager
@@ -139,11 +138,7 @@ def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
     Raises InputError, also within the block, if the file is missing or damaged, or names a column twice; StorageError.
     """
     try:
-        length = storage.size(url)
-    except FileNotFoundError:
-        raise InputError(f"{url}: file not found.") from None
-    source = storage.RangeReader(url, length)
-    try:
+        source = storage.RangeReader(url, storage.size(url))
         options = {"pre_buffer": not buffer_size, "buffer_size": buffer_size}
         with pq.ParquetFile(source, **options) as file:
             check_names(url, file.schema_arrow.names)
@@ -156,6 +151,8 @@ def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
         footer = pa.BufferReader(footer.getvalue().replace(b"ARROW:schema", b"other:schema"))
         with pq.ParquetFile(source, metadata=pq.read_metadata(footer), **options) as file:
             yield file
+    except FileNotFoundError:
+        raise InputError(f"{url}: file not found.") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")[:200]
         if "list" in reason:
@@ -191,9 +188,8 @@ def read_csv(url: str, block_rows: int, encoding: str | None = None) -> Iterator
     """
     records = chain.from_iterable(_records(url, block_rows, encoding))
     names = _header(url, records)
-    pending: list[Sequence[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
-    while rows := [*pending, *islice(records, block_rows - len(pending))]:
-        pending = []
+    records = chain([()], records)  # the header counts as an empty row, so that row numbers agree with lines
+    while rows := [*islice(records, block_rows)]:
         counts = [len(row) for row in rows]
         columns = [[row[place] if place < len(row) else None for row in rows] for place in range(len(names))]
         arrays = [_without_apostrophes(pa.array(column, pa.string()), url) for column in columns]
@@ -361,8 +357,8 @@ class _Rows(RawRows):
         offsets = pa.array(np.arange(self.raw.num_rows + 1, dtype=np.int32))
         merged = pa.array(np.zeros(self.raw.num_rows, np.int32))
         column = self.raw[name]
-        empty = pc.equal(pc.utf8_trim_whitespace(column), "") if pa.types.is_string(column.type) else column.is_null()
-        none = pc.or_kleene(column.is_null(), empty)
+        is_text = pa.types.is_string(column.type)
+        none = pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True) if is_text else column.is_null()
         self._reject(none, Reason.NO_LABELS, f"the point has no label ({name} is empty, null or -1)")
         return pa.ListArray.from_arrays(offsets, self.key(name, trim=True)), merged
 
@@ -374,7 +370,7 @@ class _Rows(RawRows):
             cells = self._strings(name, "a list of label keys, or text", numbers=True, nulls=True)
             offsets, flat = from_lines.split_cells(cells, name, self.reject)
         named = flat.is_valid()
-        offsets = np.concatenate([[0], np.cumsum(named.to_numpy(zero_copy_only=False))])[offsets]
+        offsets = offsets_of(named.to_numpy(zero_copy_only=False))[offsets]
         if flat.type == pa.string_view():
             flat = flat.cast(pa.string(), safe=False)  # Arrow cannot filter views
         inner = _Rows(pa.record_batch({name: flat.filter(named)}), 0, self.file)
@@ -382,7 +378,8 @@ class _Rows(RawRows):
         owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         for reject in inner.rejects:
             self.reject(int(owner[reject.line - 1]), reject.reason, reject.detail)
-        self._reject(pa.array(np.diff(offsets) == 0), Reason.NO_LABELS, f"the point has no labels ({name} is empty)")
+        none = np.flatnonzero(np.diff(offsets) == 0)
+        self.reject(none, Reason.NO_LABELS, f"the point has no labels ({name} is empty)")
         return from_lines.unite_keys(keys, offsets)
 
     def features(self, fields: Fields) -> list[pa.Array]:
@@ -400,16 +397,14 @@ class _Rows(RawRows):
             entries = self._numbers(flat, fields.feature_values, whole=False)
             same = np.diff(beside) == counts
             detail = f"{fields.feature_ids} and {fields.feature_values} have different lengths"
-            self._reject(pa.array(~same), Reason.MALFORMED, detail)
+            self.reject(np.flatnonzero(~same), Reason.MALFORMED, detail)
             places = np.repeat(beside[:-1] - offsets[:-1], counts) + np.arange(len(number))
             values = np.where(same[owner], np.append(entries, 0.0)[np.minimum(places, len(entries))], 0.0)
-        limit = np.finfo(np.float32).max
-        wrong = ~(np.abs(values) <= limit)
-        self._reject_owners(
-            owner[wrong], Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
-        )
+        wrong = ~(np.abs(values) <= from_lines.LARGEST)
+        detail = f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
+        self.reject(owner[wrong], Reason.MALFORMED, detail)
         beyond = ~((number >= 0) & (number < 1 << 31))
-        self._reject_owners(owner[beyond], Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31)")
+        self.reject(owner[beyond], Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31)")
         good = ~(wrong | beyond)
         safe = np.where(good, number, 0).astype(np.int64), np.where(good, values, 0).astype(np.float32)
         return from_lines.feature_columns(SparseRows(*safe, offsets))
@@ -427,8 +422,8 @@ class _Rows(RawRows):
         self._reject(missing, Reason.MISSING_FIELD, f"{name} is missing or null")
         for row in np.flatnonzero(counts != dense).tolist():
             self.reject(row, Reason.MALFORMED, from_lines.WRONG_LENGTH.format(name, counts[row], dense))
-        beyond = pa.array(~(np.abs(vectors) <= from_lines.MOST_FLOAT16).all(axis=1))
-        self._reject(beyond, Reason.MALFORMED, from_lines.NOT_FLOAT16.format(name))
+        beyond = ~(np.abs(vectors) <= from_lines.MOST_FLOAT16).all(axis=1)
+        self.reject(np.flatnonzero(beyond), Reason.MALFORMED, from_lines.NOT_FLOAT16.format(name))
         return from_lines.vector_column(vectors)
 
     def is_positive(self, name: str) -> np.ndarray:
@@ -438,7 +433,7 @@ class _Rows(RawRows):
             values = from_lines.parse_numbers(column.fill_null("").cast(pa.large_binary()))
         else:
             values = self._numbers(column, name, whole=False)
-        self._reject(pa.array(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
+        self.reject(np.flatnonzero(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
         return values > 0
 
     def _strings(self, name: str, expected: str, numbers: bool = False, nulls: bool = False) -> pa.Array:
@@ -447,16 +442,15 @@ class _Rows(RawRows):
         string = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
         if not (string or pa.types.is_null(kind) or (numbers and pa.types.is_integer(kind))):
             raise InputError(f"{self.file}: the column {name!r} is of type {column.type}; expected {expected}.")
-        missing = column.is_null()
         if not nulls:
-            self._reject(missing, Reason.MISSING_FIELD, f"{name} is null")
-        plain = column
+            self._reject(column.is_null(), Reason.MISSING_FIELD, f"{name} is null")
         if pa.types.is_dictionary(column.type):
-            lengths = pc.binary_length(column.dictionary.cast(pa.large_string())) if string else None
-            if lengths is not None and (pc.sum(lengths.take(column.indices)).as_py() or 0) > _MOST_TEXT:
-                raise too_large(self.file, len(column))
-            plain = column.dictionary_decode()
-        content = plain.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
+            if string:
+                lengths = pc.binary_length(column.dictionary.cast(pa.large_string())).take(column.indices)
+                if (pc.sum(lengths).as_py() or 0) > _MOST_TEXT:
+                    raise too_large(self.file, len(column))
+            column = column.dictionary_decode()
+        content = column.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
         return base.decode_column(
             content, lambda row, byte: self.reject(row, Reason.NOT_UNICODE, f"byte {byte} of {name} is not UTF-8")
         )
@@ -480,9 +474,4 @@ class _Rows(RawRows):
         return column.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
 
     def _reject(self, mask: pa.Array, reason: Reason, detail: str) -> None:
-        for row in np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
-            self.reject(row, reason, detail)
-
-    def _reject_owners(self, rows: np.ndarray, reason: Reason, detail: str) -> None:
-        for row in np.unique(rows).tolist():
-            self.reject(row, reason, detail)
+        self.reject(np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False)), reason, detail)

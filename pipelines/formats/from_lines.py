@@ -25,7 +25,7 @@ _ROW = "\x01row"  # added to each object, because Arrow alone would accept an ob
 # First fields of a header: Extremis's, BEIR's, and other usual names.
 _HEADERS = (b"query_key", b"query-id", b"query_id", b"qid")
 _NUMBER = r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields, text: Text) -> Parsed:
@@ -39,11 +39,10 @@ def parse_points(raw: pa.RecordBatch, first_row: int, part: Part, fields: Fields
         features = _feature_pair(record, fields) if contents.features else None
         vector = _vector(record, fields.vector, contents.dense) if contents.dense else None
         whole = _text(record, fields, text, contents.need_text)
-        key = (
-            base.text_key(whole)
-            if not contents.keys
-            else _key(base.required(record, fields.key), fields.key, part.lists_labels)
-        )
+        if contents.keys:
+            key = _key(base.required(record, fields.key), fields.key, part.lists_labels)
+        else:
+            key = base.text_key(whole)
         point = key, whole, features, vector
         if not contents.labels:
             return (*point, [], 0)
@@ -123,7 +122,7 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
         raise InvalidRecord(
             Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {base.shown(ids)}"
         )
-    if any(not abs(value) <= _LARGEST for value in values):
+    if any(not abs(value) <= LARGEST for value in values):
         raise InvalidRecord(
             Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
         )
@@ -183,8 +182,10 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     """Parse raw lines into pairs; pairs with a weight of 0 or less and empty lines are left out."""
     block, lines = RawRows(raw, first_row, file), raw["line"]
 
-    def reject(row: int, reason: Reason, problem: str) -> None:
-        block.reject(row, reason, problem + base.shown(lines[row].as_py()[:200].decode("utf-8", "replace")))
+    def reject(rows: np.ndarray, reason: Reason, problem: str) -> None:
+        good[rows] = False
+        for row in rows.tolist():
+            block.reject(row, reason, problem + base.shown(lines[row].as_py()[:200].decode("utf-8", "replace")))
 
     split = pc.split_pattern(lines, "\t")
     fields, count = split.values, split.value_lengths().to_numpy()
@@ -195,29 +196,24 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     if first_row == 0 and len(lines) and fields[0].as_py() in _HEADERS:
         blank[0] = True
     good = ~blank
-    for row in np.flatnonzero(good & (count != 2) & (count != 3)).tolist():
-        reject(row, Reason.MALFORMED, "expected query key, label key[, weight] separated by tabs, got ")
-        good[row] = False
-    for row in np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])].tolist():
-        reject(row, Reason.MALFORMED, "an empty key: ")
-        good[row] = False
+    expected = "expected query key, label key[, weight] separated by tabs, got "
+    reject(np.flatnonzero(good & (count != 2) & (count != 3)), Reason.MALFORMED, expected)
+    reject(np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])], Reason.MALFORMED, "an empty key: ")
     weighted = np.flatnonzero(good & (count == 3))
     weights = parse_numbers(fields.take(pa.array(first[weighted] + 2)))
-    for row in weighted[np.isnan(weights)].tolist():
-        reject(row, Reason.MALFORMED, "the weight is not a number: ")
+    reject(weighted[np.isnan(weights)], Reason.MALFORMED, "the weight is not a number: ")
     good[weighted[~(weights > 0)]] = False
     left_out = int(np.count_nonzero(weights <= 0))
     rows = np.flatnonzero(good)
     keys = [
         base.decode_column(
             fields.take(pa.array(first[rows] + number)),
-            lambda place, _: reject(int(rows[place]), Reason.NOT_UNICODE, "a key is not UTF-8: "),
+            lambda place, _: reject(rows[[place]], Reason.NOT_UNICODE, "a key is not UTF-8: "),
         )
         for number in (0, 1)
     ]
     keys[1] = pc.utf8_trim_whitespace(keys[1])
-    for row in rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)].tolist():
-        reject(row, Reason.MALFORMED, "an empty key: ")
+    reject(rows[pc.equal(keys[1], "").to_numpy(zero_copy_only=False)], Reason.MALFORMED, "an empty key: ")
     batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=base.pairs_schema())
     return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
 
@@ -259,7 +255,7 @@ def split_cells(
         parts = pc.split_pattern_regex(column, "[|;]")
         flat = pc.utf8_trim_whitespace(parts.flatten())
         kept = pc.greater(pc.binary_length(flat), 0)
-        starts = np.append(0, np.cumsum(kept.to_numpy(zero_copy_only=False)))
+        starts = offsets_of(kept.to_numpy(zero_copy_only=False))
         return starts[parts.offsets.to_numpy()], flat.filter(kept)
     labels = list[list[str]]()
     for row, cell in enumerate(column.to_pylist()):
@@ -369,19 +365,20 @@ def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.La
     return cut.values.take(first), cut.values.take(second).fill_null(b"")
 
 
-def sort_rows(ragged: SparseRows) -> SparseRows:
-    """Return the rows sorted by index; entries with equal indices keep their order."""
-    rows = ragged.row_of()
-    if not len(rows) or not ((np.diff(ragged.ids) <= 0) & (rows[1:] == rows[:-1])).any():
-        return ragged
-    order = np.lexsort((ragged.ids, rows))
-    return SparseRows(ragged.ids[order], ragged.values[order], ragged.offsets)
+def _sort(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
+    """Return the rows sorted by index, and which of their entries repeat the index before, which came first."""
+    rows, again = ragged.row_of(), np.zeros(len(ragged.ids), bool)
+    same_row = rows[1:] == rows[:-1]
+    if (same_row & (np.diff(ragged.ids) < 0)).any():
+        order = np.lexsort((ragged.ids, rows))
+        ragged = SparseRows(ragged.ids[order], ragged.values[order], ragged.offsets)
+    again[1:] = same_row & (np.diff(ragged.ids) == 0)
+    return ragged, again
 
 
 def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
     """Return rows of distinct, sorted labels (values > 0), and the number of duplicates in each row, int32 [B]."""
-    ragged = sort_rows(ragged.keep(ragged.values > 0))
-    again = _again(ragged)
+    ragged, again = _sort(ragged.keep(ragged.values > 0))
     merged = np.bincount(ragged.row_of()[again], minlength=ragged.rows).astype(np.int32)
     return ragged.keep(~again), merged
 
@@ -398,15 +395,11 @@ def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray,
 
 def merge_features(ragged: SparseRows) -> SparseRows:
     """Return rows of distinct, sorted features; the values of a repeated feature are summed in order."""
-    ragged = sort_rows(ragged)
-    again = _again(ragged)
+    ragged, again = _sort(ragged)
     if not again.any():
         return ragged
-    first = np.flatnonzero(~again)
-    sums = np.add.reduceat(ragged.values.astype(np.float64), first)
-    limit = np.finfo(np.float32).max
-    once = ragged.keep(~again)
-    return once._replace(values=np.clip(sums, -limit, limit).astype(np.float32))
+    sums = np.add.reduceat(ragged.values.astype(np.float64), np.flatnonzero(~again))
+    return ragged.keep(~again)._replace(values=np.clip(sums, -LARGEST, LARGEST).astype(np.float32))
 
 
 def feature_columns(ragged: SparseRows) -> list[pa.Array]:
@@ -427,14 +420,6 @@ def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
     """Return dense vectors [B, d] as a column; numbers above MOST_FLOAT16, which are in rejected rows, become zeros."""
     kept = np.where(np.abs(vectors) <= MOST_FLOAT16, vectors, 0).astype(np.float16)
     return parquet.matrix_array(kept, pa.float16())
-
-
-def _again(ragged: SparseRows) -> np.ndarray:
-    """Mark the entries [V] of sorted rows that have the same index as the previous entry in the same row."""
-    again = np.zeros(len(ragged.ids), bool)
-    rows = ragged.row_of()
-    again[1:] = (ragged.ids[1:] == ragged.ids[:-1]) & (rows[1:] == rows[:-1])
-    return again
 
 
 def _parse(
@@ -525,10 +510,8 @@ def _indices(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
     if fields is None or (fields.kind == _SPACE).any() or fields.lengths.max(initial=0) > MAX_DIGITS:
         return None
     # A comma separates two fields of a line, so each non-empty line has one comma fewer than fields.
-    if (
-        fields.marks != np.count_nonzero(fields.kind == _MARK)
-        or (fields.kind[fields.first[:-1][np.diff(fields.first) > 0]] == _MARK).any()
-    ):
+    begins = fields.first[:-1][np.diff(fields.first) > 0]  # the first field of each line that has any
+    if fields.marks != np.count_nonzero(fields.kind == _MARK) or (fields.kind[begins] == _MARK).any():
         return None
     indices = fields.text.cast(pa.uint64()).to_numpy().astype(np.int64)
     return SparseRows(indices, np.ones(len(indices), np.float32), fields.first)
@@ -542,9 +525,7 @@ def _wrong_pair(line: bytes) -> str | None:
 
 
 def _wrong_index(line: bytes) -> str | None:
-    if not line:
-        return None
-    for field in line.split(b","):
+    for field in line.split(b",") if line else ():
         if not INDEX.fullmatch(field):
             return f"expected labels such as 3,17,20, got {shown_raw(field)}"
     return None

@@ -23,6 +23,7 @@ _FIRST_ROWS = 1 << 10  # first rows, which show the length of vectors
 JSONL, TSV = rf"(?:jsonl|ndjson){base.CODEC}", rf"tsv{base.CODEC}"
 _ANY = rf"(?:{JSONL}|{PARQUET}|{CSV}|{ARROW})"  # pattern of the files of labels and pairs
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
+_EXAMPLE = ("query", "category")  # names of a text and a label
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
 
@@ -207,10 +208,9 @@ class KeyedFiles(Keyed):
                 pairs = _pairs(names, split)[0]
                 raise InputError(f"{source}: no points for {pairs} here. Expected {self.expects}.")
             required = [fields.key] if split in paired else [fields.key, fields.labels]
-            parts += self._parts(root, split, of_split, fields, required, labels=split not in paired)
-            parts += self._parts(
-                root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key)
-            )
+            parts += self._parts(root, split, of_split, fields, required)
+            of_pairs = fields.query_key, fields.label_key
+            parts += self._parts(root, PAIRS + split, _pairs(names, split), fields, of_pairs)
         own = self.label_fields or fields
         parts += self._parts(root, LABELS, self._label_files(names), own, (own.key,))
         for table in ("train", LABELS) if self.labels_needed or self.label_fields else ("train",):
@@ -223,13 +223,9 @@ class KeyedFiles(Keyed):
 
         Raises InputError if columns are missing.
         """
-        parts, derived = list[Part](), list[Part]()
-        for split, names in files.items():
-            for name in names:
-                url = join(root, name)
-                contents = self._require_points(url)
-                parts.append(Part(split, name, {ROWS: url}, contents=contents))
-                derived.append(Part(LABELS, name, {ROWS: url}, contents=replace(contents, derived=True)))
+        places = [(split, name, join(root, name)) for split, names in files.items() for name in names]
+        parts = [Part(split, name, {ROWS: url}, contents=self._require_points(url)) for split, name, url in places]
+        derived = [replace(part, table=LABELS, contents=replace(part.contents, derived=True)) for part in parts]
         if of_labels:
             own = self.label_fields or self.fields
             derived = self._parts(root, LABELS, of_labels, own, (own.key,))
@@ -241,9 +237,9 @@ class KeyedFiles(Keyed):
         return self._inputs([*parts, *derived])
 
     def _parts(
-        self, root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = False
+        self, root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str]
     ) -> list[Part]:
-        """Make one part per file, in the order of the file names."""
+        """Make one part per file, in the order of the file names; the files have the fields `required`."""
         plain: dict[str, str] = {}
         for name in names:
             same = plain.setdefault(re.sub(rf"\.{_ANY}$", "", name), name)
@@ -251,8 +247,8 @@ class KeyedFiles(Keyed):
                 raise InputError(
                     f"{root}: both {same} and {name} are here, with the same content. Remove one of the two files."
                 )
-        urls, contents = [join(root, name) for name in names], RowContents(labels=labels)
-        groups = [[name] for name in required]
+        urls, labels = [join(root, name) for name in names], fields.labels in required
+        contents, groups = RowContents(labels=labels), [[name] for name in required]
         if not table.startswith(PAIRS):
             featured = any(fields.feature_ids in self.field_names(url) for url in urls)
             contents = RowContents(featured, labels=labels, dense=self.vector_length(urls, fields))
@@ -269,23 +265,19 @@ class KeyedFiles(Keyed):
         fields, names = self.fields, self.field_names(url)
         featured, dense = fields.feature_ids in names, self.vector_length([url], fields)
         of_labels = base.in_use(fields.label, fields.labels)
-        has_text, has_labels = featured or dense or {*fields.texts} & {*names}, {*of_labels} & {*names}
-        problems = [
-            *([] if has_text else [f"no text ({fields.body})"]),
-            *([] if has_labels else [f"no labels ({', '.join(of_labels)})"]),
-        ]
-        if problems:
+        has_labels, (first, *_, last) = {*of_labels} & {*names}, names if len(names) > 1 else _EXAMPLE
+        missing = dict[str, str]()  # and how --fields might name it
+        if not (featured or dense or {*fields.texts} & {*names}):
+            missing[f"no text ({fields.body})"] = f"text={first}"
+        if not has_labels:
+            missing[f"no labels ({', '.join(of_labels)})"] = f"label={last}"
+        if missing:
             shown = ", ".join(ascii(name)[1:-1][:40] for name in names[:20]) or "no fields"
-            known = len(names) > 1
-            stated = [
-                *([] if has_text else [f"text={names[0] if known else 'query'}"]),
-                *([] if has_labels else [f"label={names[-1] if known else 'category'}"]),
-            ]
-            example = ",".join(stated)
+            example = ",".join(missing.values())[:100]
             raise InputError(
-                f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one "
+                f"{url}: {' and '.join(missing)}; found: {shown}. Expected a header, and rows with a text and one "
                 f"label or a list of labels. If the columns have other names, specify the names, as in "
-                f"{option('fields', example[:100])}{'' if has_labels else ' (labels=… for lists)'}."
+                f"{option('fields', example)}{'' if has_labels else ' (labels=… for lists)'}."
             )
         return RowContents(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
 
@@ -310,26 +302,21 @@ class Beir(Keyed):
     fields: Fields = field(default_factory=lambda: Fields(key="_id"))
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return any(f"corpus.jsonl{codec}" in names for codec in base.SUFFIXES)
+        return any(name in names for name in base.packed("corpus.jsonl"))
 
     def find(self, source: str) -> Inputs:
         root, names = base.list_files(source)
 
-        def find_file(*plain: str, required: bool = True) -> str | None:
-            usual = [name + suffix for name in plain for suffix in base.SUFFIXES]
-            return base.one_of(source, names, usual, self.expects, required=required)
+        def find_part(table: str, *plain: str, required: bool = True) -> list[Part]:
+            name = base.one_of(source, names, base.packed(*plain), self.expects, required=required)
+            return [Part(table, name, {ROWS: join(root, name)}, contents=RowContents(labels=False))] if name else []
 
-        corpus, queries = find_file("corpus.jsonl"), find_file("queries.jsonl")
-        parts = []
+        labels, parts = find_part(LABELS, "corpus.jsonl"), list[Part]()
         for split in SPLITS:
-            qrels = find_file(*(f"qrels/{name}.tsv" for name in _QRELS[split]), required=split == "train")
-            if qrels:
-                parts.append(
-                    Part(split, str(queries), {ROWS: join(root, str(queries))}, contents=RowContents(labels=False))
-                )
-                parts.append(Part(PAIRS + split, qrels, {ROWS: join(root, qrels)}))
-        parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}, contents=RowContents(labels=False)))
-        return self._inputs(parts, shared_points=True)
+            points, qrels = find_part(split, "queries.jsonl"), [f"qrels/{name}.tsv" for name in _QRELS[split]]
+            pairs = find_part(PAIRS + split, *qrels, required=split == "train")
+            parts += [*points, *pairs] if pairs else []
+        return self._inputs([*parts, *labels], shared_points=True)
 
 
 # JSON lines: a point has `key`, `text` and `labels`, a list of label keys; a label has `key` and `text`.
@@ -367,11 +354,9 @@ DATASETS = KeyedFiles(
 def labels_of(points: Parsed) -> Parsed:
     """Return the distinct labels of parsed points, ordered by the first row of each label, without rejects."""
     named = points.batch["label_keys"]
-    owner = np.repeat(np.arange(len(named)), pc.list_value_length(named).to_numpy())
     coded = named.flatten().dictionary_encode()
-    first = np.full(len(coded.dictionary), len(owner), np.int64)
-    np.minimum.at(first, coded.indices.to_numpy(), np.arange(len(owner)))
-    rows = points.batch["row"].take(pa.array(owner[first]))
+    _, first = np.unique(coded.indices, return_index=True)
+    rows = points.batch["row"].take(pc.list_parent_indices(named).take(pa.array(first)))
     return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=base.labels_schema(False)), [])
 
 
@@ -407,9 +392,7 @@ class AttentionXml:
         source, names = base.list_files(source)
         parts = list[Part]()
         for split in SPLITS:
-            raw, plain, named = (
-                [f"{split}_{stem}.txt{codec}" for codec in base.SUFFIXES] for stem in ("raw_texts", "texts", LABELS)
-            )
+            raw, plain, named = (base.packed(f"{split}_{stem}.txt") for stem in ("raw_texts", "texts", LABELS))
             if split != "train" and not {*raw, *plain, *named} & {*names}:
                 continue
             texts = base.one_of(source, names, raw, self.expects)
@@ -440,13 +423,11 @@ class AttentionXml:
 
 
 INPUT = "\x01input"  # column with the rows as they are in the file: records of its columns, or lines of JSON
-_ENDS = {
-    "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$",
-    "jsonl": rf"\.{JSONL}$",
-    "parquet": rf"\.{PARQUET}$",
-    "csv": rf"\.{CSV}$",
-    "arrow": rf"\.{ARROW}$",
-}
+_FORMS = {"text": rf"(?:txt|text){base.CODEC}", "jsonl": JSONL, "parquet": PARQUET, "csv": CSV, "arrow": ARROW}
+
+
+def _form_by_name(name: str) -> str:
+    return next((form for form, kind in _FORMS.items() if re.search(rf"\.{kind}$", name)), "")
 
 
 @dataclass(frozen=True)
@@ -482,18 +463,11 @@ class Texts:
                 raise InputError(
                     f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
                 )
-            reader = Keyed(encoding=self.encoding, whole=self.whole)
-            names = () if form == "text" else reader.field_names(url)
-            reader = replace(reader, fields=self.fields or self.made_with.within(names))
-            if form != "text" and self.fields:
-                reader.require_named_columns(url, self.fields, base.OF_TEXTS, Fields())
-            keyless = reader.fields.key not in names
-            contents = RowContents(features, keys=not keyless, labels=False, dense=dense)
-            blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, contents, reader)
+            blocks = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, features, dense)
             for batch in blocks:
-                if keyless:  # row numbers identify rows
+                if "key" not in batch.schema.names:  # row numbers identify rows
                     numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
-                    batch = batch.set_column(0, "key", numbers)
+                    batch = batch.add_column(0, "key", numbers)
                 seen += batch.num_rows
                 if batch.num_rows:
                     yield batch
@@ -510,26 +484,22 @@ class Texts:
 
     def files(self) -> list[tuple[str, str]]:
         """List (URL, form) of all files by name. Raises InputError if there are no files or a format is unknown."""
-        if storage.exists(self.source):
-            return [(self.source, self._form_of(self.source))]
-        root, names = base.list_files(self.source)
-        wild = base.is_pattern(self.source)
-        names = [name for name in names if not name.endswith("/")]
-        kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
-        if not kept:
-            raise InputError(
-                f"{self.source}: no input here; found: {base.say_names(names)}. Expected a file, a folder or a "
-                "pattern: text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, "
-                "Parquet (.parquet) or Arrow (.arrow)."
-            )
-        urls = [join(root, name) for name in kept]
-        return [(url, self._form_of(url)) for url in urls]
-
-    def _form_of(self, url: str) -> str:
-        form = self.form or next((form for form, end in _ENDS.items() if re.search(end, url)), None)
-        if form is None:
-            raise InputError(f"{url}: unknown file extension. Give the format with {option('form', '|'.join(_ENDS))}.")
-        return form
+        urls = [self.source]
+        if not storage.exists(self.source):
+            root, names = base.list_files(self.source)
+            names = [name for name in names if not name.endswith("/")]
+            kept = names if self.form or base.is_pattern(self.source) else [*filter(_form_by_name, names)]
+            if not kept:
+                raise InputError(
+                    f"{self.source}: no input here; found: {base.say_names(names)}. Expected a file, a folder or a "
+                    "pattern: text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, "
+                    "Parquet (.parquet) or Arrow (.arrow)."
+                )
+            urls = [join(root, name) for name in kept]
+        files = [(url, self.form or _form_by_name(url)) for url in urls]
+        for url in (url for url, form in files if not form):
+            raise InputError(f"{url}: unknown file extension. Give the format with {option('form', '|'.join(_FORMS))}.")
+        return files
 
     def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -540,31 +510,33 @@ class Texts:
 
         for block in base.LineBlocks(url, rows, encoding=self.encoding):
             text = base.decode_column(block["line"], refuse)
-            columns = {"key": pa.nulls(len(block), pa.string()), "text": text}
-            columns |= {INPUT: pa.StructArray.from_arrays([text], ["text"])} if self.whole else {}
-            yield pa.record_batch(columns)
+            given = {INPUT: pa.StructArray.from_arrays([text], ["text"])} if self.whole else {}
+            yield pa.record_batch({"text": text, **given})
             first += len(block)
 
-    def _read_records(self, url: str, rows: int, contents: RowContents, reader: Keyed) -> Iterator[pa.RecordBatch]:
-        fields = reader.fields
-        if not (contents.features or contents.dense):
+    def _read_records(self, url: str, rows: int, features: bool, dense: int) -> Iterator[pa.RecordBatch]:
+        reader = Keyed(encoding=self.encoding, whole=self.whole)
+        names = reader.field_names(url)
+        fields = self.fields or self.made_with.within(names)
+        reader = replace(reader, fields=fields)
+        reader.require_named_columns(url, self.fields or Fields(), base.OF_TEXTS, Fields())
+        if not (features or dense):
             reader.check_columns(url, base.in_use(*fields.texts))
-        is_present = {fields.feature_ids: not contents.features or fields.feature_ids in reader.field_names(url)}
-        is_present[fields.vector] = not contents.dense or reader.vector_length([url], fields) > 0
+        is_present = {fields.feature_ids: not features or fields.feature_ids in names}
+        is_present[fields.vector] = not dense or reader.vector_length([url], fields) > 0
         for name in (name for name, present in is_present.items() if not present):
             raise InputError(
                 f"{url}: no column {name}, which this encoder needs. Add it, or give its name with {option('fields')}."
             )
         # As for a point with labels in pairs, only key, text, features and vector are read.
-        part = Part("test", url, {ROWS: url}, contents=contents)
-        first = 0
+        contents = RowContents(features, keys=fields.key in names, labels=False, dense=dense)
+        part, first = Part("test", url, {ROWS: url}, contents=contents), 0
         for raw in reader.read(part, rows):
             parsed = reader.parse(raw, first, part, "title" if self.title_only else "title+content")
             if parsed.rejects:
                 reject = parsed.rejects[0]
                 raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix the row, or leave it out.")
-            kept = ("key", "text", "feature_ids", "feature_values", "dense")
-            batch = parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
+            batch = parsed.batch.drop_columns(["row", "merged", *([] if contents.keys else ["key"])])
             if self.whole:
                 given = raw.take(pc.subtract(parsed.batch["row"], first))
                 names = [name for name in given.schema.names if name != from_columns.COUNT]

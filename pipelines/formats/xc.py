@@ -60,18 +60,6 @@ def _targets(record: Record, key: str) -> tuple[list[int], int]:
     return ids, len(target) - len(ids)
 
 
-def _key(record: Record, row: int) -> str:
-    """Return the uid; a record without a uid gets its row number, such as `#17`."""
-    uid = record.get("uid")
-    return f"#{row}" if uid is None else base.key(uid, "uid")
-
-
-def _text(record: Record, text: str) -> str:
-    title = base.string(base.required(record, "title"), "title")
-    content = record.get("content") if text != "title" else None
-    return title if content is None else base.join_title(title, base.string(content, "content"))
-
-
 @dataclass(frozen=True)
 class Aligned:
     """Format whose parts have files with different `roles`: LABELS and FEATURES (matrices), and TEXT or JSON (lines).
@@ -177,9 +165,9 @@ class Rows(RawRows):
         super().__init__(raw, first_row, part.name)
         self._part = part
 
-    def reject_in(self, role: str, row: int, reason: Reason, detail: str) -> None:
-        """Reject the 0-based `row` of the block because of an error in the file with the role `role`."""
-        self.reject(row, reason, detail, self._part.files[role].rsplit("/", 1)[-1], self._header(role))
+    def reject_in(self, role: str, rows: int | np.ndarray, reason: Reason, detail: str) -> None:
+        """Reject the 0-based `rows` of the block because of an error in the file with the role `role`."""
+        self.reject(rows, reason, detail, self._part.files[role].rsplit("/", 1)[-1], self._header(role))
 
     def _header(self, role: str) -> int:
         """Return the number of header lines in a text matrix; 0 for other files."""
@@ -202,7 +190,11 @@ class Rows(RawRows):
         named = part.table != LABELS and LABELS not in part.files
 
         def read(record: Record, row: int) -> tuple[Any, ...]:
-            key, body = _key(record, row), _text(record, text)
+            uid = record.get("uid")
+            key = f"#{row}" if uid is None else base.key(uid, "uid")
+            body = base.string(base.required(record, "title"), "title")
+            if text != "title" and record.get("content") is not None:
+                body = base.join_title(body, base.string(record["content"], "content"))
             return (key, body, *_targets(record, key)) if named else (key, body)
 
         rows, good, rejects = base.parse_lines(self.raw[JSON].to_pylist(), self.first_row, part.name, read)
@@ -240,8 +232,8 @@ class Rows(RawRows):
     def labels(self, role: str, ragged: SparseRows) -> tuple[pa.Array, pa.Array]:
         """Return the columns label_ids and merged [B]; a point without labels is rejected."""
         kept, merged = from_lines.merge_labels(ragged)
-        for row in np.flatnonzero(np.diff(kept.offsets) == 0).tolist():
-            self.reject_in(role, row, Reason.NO_LABELS, "the point has no labels")
+        none = np.flatnonzero(np.diff(kept.offsets) == 0)
+        self.reject_in(role, none, Reason.NO_LABELS, "the point has no labels")
         return parquet.list_array(kept.ids, kept.offsets, pa.int64()), pa.array(merged)
 
 
@@ -261,13 +253,11 @@ class XcSingle(Aligned):
 
     def find(self, source: str) -> Inputs:
         source, names = base.list_files(source)
-        files = {
-            split: base.one_of(
-                source, names, _matching(split, names) or [f"{split}.txt"], self.expects, required=split == "train"
-            )
-            for split in SPLITS
-        }
-        parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in files.items() if name]
+        parts = list[Part]()
+        for split in SPLITS:
+            usual = _matching(split, names) or [f"{split}.txt"]
+            if name := base.one_of(source, names, usual, self.expects, required=split == "train"):
+                parts.append(Part(split, name, {BOTH: join(source, name)}))
         sizes = [_read_header(part.files[BOTH], BOTH) for part in parts]
         features, labels = max(size[1] for size in sizes), max(size[2] for size in sizes)
         _check_features(features, source)
@@ -281,10 +271,9 @@ class XcSingle(Aligned):
         keys, texts = rows.records(text)
         of_labels, of_features = from_lines.cut_at_space(raw[BOTH])
         features = from_lines.feature_columns(rows.checked(FEATURES, BOTH, *from_lines.parse_sparse_pairs(of_features)))
-        labels, merged = rows.labels(BOTH, rows.checked(LABELS, BOTH, *from_lines.parse_indices(of_labels)))
-        return rows.parsed(
-            [rows.numbers, keys, texts, *features, labels, merged], base.points_schema("label_ids", True)
-        )
+        labels = rows.labels(BOTH, rows.checked(LABELS, BOTH, *from_lines.parse_indices(of_labels)))
+        columns = [rows.numbers, keys, texts, *features, *labels]
+        return rows.parsed(columns, base.points_schema("label_ids", True))
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:
@@ -294,9 +283,8 @@ def _matching(split: str, names: Sequence[str]) -> list[str]:
 
 def _usual(table: str, role: str) -> list[str]:
     """List the possible names of the file with the role `role` (LABELS, FEATURES, TEXT, JSON) in `table`."""
-    packed, whole = (_OF_LABELS if table == LABELS else _OF_SPLITS)[role]
-    names = [name + codec for name in packed for codec in base.SUFFIXES] + whole
-    return [name.format(stem=_STEMS[table], split=table) for name in names]
+    of_text, others = (_OF_LABELS if table == LABELS else _OF_SPLITS)[role]
+    return [name.format(stem=_STEMS[table], split=table) for name in (*base.packed(*of_text), *others)]
 
 
 def _is_any(names: Sequence[str], table: str, role: str) -> bool:

@@ -322,14 +322,13 @@ def attach_labels(
 
 
 def _in_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) -> tuple[pa.RecordBatch, list[Reject]]:
-    values, offsets = parquet.list_column(pa.table(batch), "label_ids")
+    labels = parquet.list_column(pa.table(batch), "label_ids")
     column = batch.schema.get_field_index("label_ids")
-    beyond = values >= plan.labels
+    beyond = labels.values >= plan.labels
     rejects: list[Reject] = []
     if beyond.any():
-        owner = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
         # Labels are sorted, so the last label of a row is the largest.
-        worst = dict(zip(owner[beyond].tolist(), values[beyond].tolist(), strict=True))
+        worst = dict(zip(labels.row_of()[beyond].tolist(), labels.values[beyond].tolist(), strict=True))
         wrong = batch.select(["part", "row"]).take(pa.array(list(worst)))
         wrong = wrong.append_column("label", pa.array(list(worst.values())))
         detail = f"label {{label}} does not exist; the labels are 0 to {plan.labels - 1}"

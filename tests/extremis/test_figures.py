@@ -130,7 +130,6 @@ def test_metrics_and_their_groups_are_those_of_the_predictions(
         "filter_pairs": sum(map(len, of.filters.values())),
         "version": {"number": 2, "part": "two"},
         "metrics": plain.metrics(top, labels, weights),
-        "deciles": plain.deciles(top, labels, measured.counts),
         "labels_by_frequency": plain.recall_of_groups(
             top, labels, {label: plain.frequency_group(count) for label, count in measured.counts}
         ),

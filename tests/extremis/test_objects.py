@@ -62,9 +62,9 @@ def test_what_no_input_is_is_said(tmp_path: Path) -> None:
     for wrong, words in ((3, "got int"), ([1, 2], "rows as dictionaries"), ({"trian": PAIRS}, "got trian")):
         with pytest.raises(InputError, match=words):
             extremis.shard(wrong, tmp_path / "data", **QUICK)
-    (tmp_path / "x.xlsx").write_bytes(b"PK")
+    (tmp_path / "x.ods").write_bytes(b"PK")
     with pytest.raises(InputError, match="one file with an unknown extension"):
-        extremis.shard(tmp_path / "x.xlsx", tmp_path / "data", **QUICK)
+        extremis.shard(tmp_path / "x.ods", tmp_path / "data", **QUICK)
 
 
 def test_the_command_says_what_is_in_the_data_and_what_to_do_next(tmp_path: Path) -> None:

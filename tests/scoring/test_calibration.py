@@ -1,17 +1,30 @@
 """Calibration: scikit-learn's curves in numbers, the inverse, errors by their definition, and files that are none."""
 
 import json
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
+from tokenizers.processors import TemplateProcessing
 
 from schemas.errors import InputError, TableError
 from schemas.ragged import Ragged
-from scoring.calibration import BINS, Calibration, PrecisionBounds, ScoredPredictions, calibrate, measure
+from scoring.calibration import (
+    BINS,
+    Calibration,
+    PrecisionBounds,
+    ScoredPredictions,
+    calibrate,
+    fragments_of,
+    measure,
+    share_of_fragments,
+)
 from tests.plain_figures import precision_bound
+from tests.scoring.test_names import byte_level, wordpiece
 from trainer.inputs import Inputs
 
 
@@ -175,3 +188,30 @@ def test_a_bound_holds_for_19_of_20_samples_of_texts_that_repeat() -> None:
 def test_numbers_that_are_none(change: dict) -> None:
     with pytest.raises(TableError, match="a file: not a calibration"):
         Calibration.read(stored(curve_of((0.0, 1.0), (0.1, 0.9)), **change), "a file")
+
+
+@pytest.mark.parametrize("make", [wordpiece, byte_level])
+@pytest.mark.parametrize("special", [False, True])
+def test_a_word_of_one_letter_is_no_fragment_but_the_first_letter_of_a_split_word_is(make: Any, special: bool) -> None:
+    """By the tokenizer's own words: unknown words, and words of several tokens but for a first part of two letters."""
+    tokenizer, _ = make()
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    if special:
+        ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    lines = ["a a", "a", "unbelievably a x", "qzx a of Donaudampfschifffahrt a", "", "of 2024 q\U00010348 a"]
+    fragments, expected = fragments_of(tokenizer.to_str().encode()), []
+    for encoding in tokenizer.encode_batch(lines):
+        sizes, count = Counter(encoding.word_ids), 0
+        for place, (token, word) in enumerate(zip(encoding.tokens, encoding.word_ids, strict=True)):
+            is_first = encoding.word_ids.index(word) == place
+            is_letter = len(token.removeprefix("\u0120")) == 1
+            # Without a mark, nothing tells the first letter of a text from a word.
+            is_split = sizes[word] > 1 and (is_letter if make is wordpiece or word else False)
+            count += word is not None and (token == "[UNK]" or not is_first or is_split)
+        expected.append(count / max(1, len(encoding)))
+    tokens = [np.array(encoding.ids, np.int64) for encoding in tokenizer.encode_batch(lines)]
+    rows = Ragged.from_counts(np.concatenate(tokens), np.array([*map(len, tokens)]))
+    np.testing.assert_allclose(share_of_fragments(rows, fragments), expected)
+    assert expected[:2] == [0, 0]
+    assert 0 < expected[2] < 1

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import PAD
-from schemas.ragged import Ragged, SparseRows
-from scoring.crossval import FEWEST, Evidence, Rows, folds_of, judge, points_elsewhere
+from schemas.ragged import Ragged
+from scoring.crossval import FEWEST, Evidence, Rows, Scored, folds_of, judge
 from scoring.words import count_features
 from trainer.inputs import Inputs
 
@@ -24,7 +24,7 @@ def some_rows(count: int = 240, seed: int = 0, folds: int = 3) -> Rows:
     inputs = Inputs(Ragged.from_matrix(tokens.astype(np.uint32)))
     fold = folds_of(draw.integers(0, 1 << 64, count, dtype=np.uint64, endpoint=False), folds)
     counted = count_features(inputs, WORDS), count_features(inputs, WORDS, pairs=False)
-    return Rows(*counted, ragged, fold, LABELS, WORDS, None)
+    return Rows(*counted, ragged, fold, LABELS, WORDS, ())
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1), st.integers(2, 100))
@@ -38,7 +38,7 @@ def test_what_a_fold_says_does_not_depend_on_its_own_labels() -> None:
     rows, draw = some_rows(), np.random.default_rng(1)
     inside = (rows.fold == 1)[rows.labels.row_of()]
     other = np.where(inside, draw.integers(0, LABELS, len(inside)), rows.labels.entries)
-    changed = Rows(rows.pairs, rows.words, Ragged(other, rows.labels.offsets), rows.fold, LABELS, WORDS, None)
+    changed = Rows(rows.pairs, rows.words, Ragged(other, rows.labels.offsets), rows.fold, LABELS, WORDS, ())
     for before, after in zip(rows.score(1), changed.score(1), strict=True):
         np.testing.assert_array_equal(before, after)
     nearest = rows.score(1).nearest
@@ -68,9 +68,8 @@ def plain_lifts(rows: Rows, row: int, label: int, replaced: int) -> tuple[float,
 def test_evidence_is_what_a_plain_program_counts() -> None:
     rows, draw = some_rows(), np.random.default_rng(2)
     scores, ids = scored_at_random(rows)
-    none = np.zeros(rows.labels.rows + 1, np.int64)
-    votes = SparseRows(np.zeros(0, np.int64), np.zeros(0, np.float32), none)
-    evidence = Evidence(scores, ids, votes, rows.labels, rows.fold, LABELS)
+    none = np.zeros((rows.labels.rows, 1), np.float32)
+    evidence = Evidence(rows, Scored(scores, ids, none, np.full(none.shape, PAD)))
     row, label = draw.integers(0, rows.labels.rows, 300), draw.integers(0, LABELS, 300)
     replaced = rows.labels.entries[rows.labels.offsets[row]]
     found = evidence.features(row, label, replaced)
@@ -86,7 +85,7 @@ def test_evidence_is_what_a_plain_program_counts() -> None:
         assert found[n, 2] == (place[0] + 1 if len(place) else 5)
         np.testing.assert_allclose(found[n, 4:7], plain_lifts(rows, row[n], label[n], replaced[n]), atol=1e-9)
         assert found[n, 8] == pytest.approx(np.log(max(points, 0.5)))
-        assert points_elsewhere(rows.labels, rows.fold, LABELS)[rows.fold[row[n]], label[n]] == points
+        assert rows.points_elsewhere[rows.fold[row[n]], label[n]] == points
 
 
 def test_probabilities_come_from_the_other_folds_and_flipped_labels_stand_out() -> None:
@@ -97,7 +96,7 @@ def test_probabilities_come_from_the_other_folds_and_flipped_labels_stand_out() 
     flipped = np.sort(draw.choice(len(given), 30, replace=False))
     for n in flipped.tolist():
         given[n] = draw.choice(np.setdiff1d(np.arange(LABELS - 1), given[owner == owner[n]]))
-    rows = Rows(rows.pairs, rows.words, Ragged(given, rows.labels.offsets), rows.fold, LABELS, WORDS, None)
+    rows = Rows(rows.pairs, rows.words, Ragged(given, rows.labels.offsets), rows.fold, LABELS, WORDS, ())
     parts = [rows.score(number) for number in range(3)]
     order = np.argsort(np.argsort(rows.fold, kind="stable"))
     scored = type(parts[0])(*(np.concatenate(column)[order] for column in zip(*parts, strict=True)))

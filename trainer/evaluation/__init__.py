@@ -1,1 +1,1 @@
-"""Evaluation of a model: search, metrics, propensities, intervals, deciles."""
+"""Evaluation of a model: search, metrics, propensities, intervals."""

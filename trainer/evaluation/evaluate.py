@@ -230,19 +230,16 @@ class SplitScores:
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100 with 95 % intervals, and further results.
 
-        The further results are the deciles' contributions to P@k, the weakest queries, recall per training frequency,
-        metrics per part, and zero-shot metrics if measured.
+        The further results are the weakest queries, recall per training frequency, metrics per part, and zero-shot
+        metrics if measured.
         """
-        recalls = {**self.groups}
-        deciles = recalls.pop("deciles", None)
         report = {
             "queries": self.queries,
             "without_active_labels": self.rows - self.queries,
             "filter_pairs": self.filtered,
             **self.metrics.report(resamples),
-            "deciles": deciles and deciles.precision(),
             "weakest": self.weakest.report(),
-            **{name: groups.recall() for name, groups in recalls.items()},
+            **{name: groups.recall() for name, groups in self.groups.items()},
         }
         if len(self.parts) > 1:
             report["parts"] = self.metrics.by_part(self.parts, self.ids)

@@ -299,25 +299,6 @@ def bootstrap(
     return {name: (float(low), float(high)) for name, low, high in zip(contributions, *ends, strict=True)}
 
 
-BINS = 10
-
-
-def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """Return the bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
-
-    Labels are sorted by training frequency, descending (ties by id); the total frequency of the preceding labels
-    determines the bin of a label. Each bin therefore has 1 / `bins` of the total frequency, give or take one label.
-    Labels without training points are in the last bin. At least one label must have training points.
-    """
-    total = int(frequency.sum())
-    order = np.argsort(-frequency, kind="stable")
-    ordered = frequency[order].astype(np.int64)
-    begin = np.cumsum(ordered) - ordered
-    result = np.empty(len(frequency), dtype=np.int64)
-    result[order] = np.minimum(begin * bins // total, bins - 1)
-    return result
-
-
 class LabelGroups:
     """Positives, and hits by rank, in each group of labels, streamed like `Metrics`.
 
@@ -325,7 +306,7 @@ class LabelGroups:
     """
 
     def __init__(self, group_of: np.ndarray, names: Sequence[str], ks: Sequence[int] = (1, 3, 5, 10)) -> None:
-        self._group_of, self._names, self._ks, self._points = group_of, names, ks, 0
+        self._group_of, self._names, self._ks = group_of, names, ks
         self._positives, self._hits = np.zeros(len(names), np.int64), np.zeros((max(ks), len(names)), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
@@ -338,12 +319,6 @@ class LabelGroups:
         row, rank = np.nonzero(positives.contains(top))
         np.add.at(self._hits, (rank, self._group_of[top[row, rank]]), 1)
         self._positives += np.bincount(self._group_of[positives.entries], minlength=len(self._positives))
-        self._points += len(top)
-
-    def precision(self) -> dict[str, list[float]]:
-        """Return a dict from metric ("P@1", ...) to the contributions of the groups x 100, which sum to P@k."""
-        upto = np.cumsum(self._hits, axis=0)
-        return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self._ks}
 
     def recall(self) -> dict[str, dict[str, float]]:
         """Return the number of labels and positives, and R@k x 100 over all positives, of each group with positives."""
@@ -364,8 +339,6 @@ def label_groups(labels: Table, frequency: np.ndarray, ks: Sequence[int]) -> dic
     """Return groups by training frequency [L], and by part of `labels` if there are several, by name in a report."""
     names = ("0", "1", "2-3", "4-10", "more than 10")
     groups = {"labels_by_frequency": LabelGroups(np.searchsorted([0, 1, 3, 10], frequency), names, ks)}
-    if frequency.any():
-        groups["deciles"] = LabelGroups(bins_of_equal_mass(frequency), [*map(str, range(BINS))], ks)
     if len(labels.parts) > 1:
         part_of = _part_of(np.arange(len(frequency)), labels.parts)
         groups["labels_by_part"] = LabelGroups(part_of, [part.name for part in labels.parts], ks)

@@ -126,7 +126,7 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     names = {name for name, _ in charts}
     assert {"chart-tail", "chart-loss", "chart-rates", "chart-throughput", "chart-time-0", "chart-recall"} <= names
     assert {"chart-age", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
-    assert {"chart-validation", "chart-time-to-P-1", "chart-deciles-test"} <= names
+    assert {"chart-validation", "chart-time-to-P-1"} <= names
     said = "Negatives that were also in the previous table: "
     assert any(p.text.startswith(said) for p in page.find_elements("css selector", ".said"))  # of one table
     assert console_messages(page) == []
@@ -214,13 +214,10 @@ def test_terms_are_explained(page: Any) -> None:
     assert len(page.find_elements("css selector", "dl dt")) >= 20
 
 
-def test_weakest_queries_and_labels_are_shown(page: Any, folder: Path) -> None:
-    queries, labels = (cells(page, f"weakest-{name}") for name in ("queries", "labels"))
+def test_weakest_queries_are_shown(page: Any) -> None:
+    queries = cells(page, "weakest-queries")
     assert queries
     assert all(text and keys.startswith("p") and int(hits) < int(of) for text, keys, hits, of in queries)
-    assert labels
-    assert all(text.startswith("label ") and int(hits) < int(of) for text, hits, of in labels)  # with its key
-    assert len({text for text, _, _ in labels}) == len(labels)
     assert search(page, kind="weak") >= 1
 
 
@@ -241,8 +238,6 @@ def test_tables_are_downloaded_as_csv(page: Any) -> None:
     assert [name.lstrip("\ufeff") for name in rows[0][:4]] == ["run", "scores", "step", "queries"]
     assert rows[1][0].endswith("/<b>run (astra)")
     assert 0 <= float(rows[1][4]) <= 100
-    labels = list(csv.reader(io.StringIO(page.execute_async_script(script, "[data-csv^=weakest-labels]"), newline="")))
-    assert {len(row) for row in labels} == {3}
     assert console_messages(page) == []
 
 

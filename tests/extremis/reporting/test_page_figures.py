@@ -129,9 +129,6 @@ def test_metrics_are_those_of_the_predictions(reported: Reported, split: str) ->
     near([row[name] for name in shown], [expected[name] for name in shown])
     titles = [words for words in page.words if words.startswith("All metrics on")]
     assert f"All metrics on {split}{' (training queries, not a test)' if split == 'train' else ''}, in %" in titles
-    for name, bins in page.chart("metrics", f"deciles-{split}").items():
-        if name == second:
-            near(bins.values(), plain.deciles(top, labels, reported.counts)["P@5"])
     if split == "test":
         for part, keys in (("seen", True), ("unseen", False)):
             some = {key: labels[key] for key, seen in made.seen(split).items() if seen == keys and key in labels}
@@ -155,7 +152,7 @@ def test_metrics_are_those_of_the_predictions(reported: Reported, split: str) ->
 
 
 @pytest.mark.parametrize("split", ["test", "train"])
-def test_weakest_queries_and_labels_are_counted_from_the_predictions(reported: Reported, split: str) -> None:
+def test_weakest_queries_are_counted_from_the_predictions(reported: Reported, split: str) -> None:
     made, page, (_, second) = reported.made, reported.page, names_of(reported)
     top, labels, texts = reported.top(split), made.active(split), made.splits[split].texts
     order = [*top]
@@ -165,10 +162,6 @@ def test_weakest_queries_and_labels_are_counted_from_the_predictions(reported: R
     expected = [(text, sum(f for f, _ in pairs), sum(n for _, n in pairs)) for text, pairs in groups.items()]
     shown = page.table(f"weakest-queries-{second}-{split}")
     assert [(row["query"], int(row["found"]), int(row["positives"])) for row in shown] == expected[:20]
-    found = {f"{made.labels[label]} {label}": counts for label, counts in plain.weakest_labels(top, labels).items()}
-    shown = page.table(f"weakest-labels-{second}-{split}")
-    assert all(found[row["label"]] == (int(row["found"]), int(row["positives"])) for row in shown)
-    assert len(shown) == min(20, len(found))
 
 
 def test_queries_on_the_page_have_the_predictions_of_the_run(reported: Reported) -> None:

@@ -27,7 +27,6 @@ from extremis.reporting.records import (
     RepresentativeScores,
     SplitStatistics,
     downsample,
-    frequencies,
     group_queries,
     histograms,
     name_labels,
@@ -37,9 +36,7 @@ from extremis.reporting.records import (
     tail_of,
 )
 from pipelines.mining.search import funnel
-from schemas.layout import DataLayout
 from schemas.manifest import Manifest
-from tests.builders import build_data
 from trainer.evaluation.ranking import NEIGHBOURS, nearest_labels
 
 lengths = some.lists(some.integers(0, 500), max_size=200)
@@ -62,7 +59,7 @@ def test_histograms_hold_every_row_in_the_bin_of_its_value(counts: list[list[int
 def test_splits_are_drawn_in_the_same_bins_as_shares_of_their_rows(counts: list[list[int]]) -> None:
     arrays = [np.asarray(each, np.int64) for each in counts]
     splits = [SplitStatistics(f"s{n}", Manifest(kind="queries"), each, each) for n, each in enumerate(arrays)]
-    tail = tail_of((np.array([1]), np.array([5])))
+    tail = tail_of(np.ones(5, np.int64))
     charts = data_charts(
         DataStatistics("data", Manifest(kind="data"), splits, tail, 0, "extremis shard INPUT data", {})
     )
@@ -77,7 +74,7 @@ def test_splits_are_drawn_in_the_same_bins_as_shares_of_their_rows(counts: list[
 
 @given(some.lists(some.integers(0, 40), min_size=1, max_size=300))
 def test_the_tail_is_that_of_the_sorted_frequencies(frequency: list[int]) -> None:
-    tail = tail_of(np.unique(np.asarray(frequency), return_counts=True))
+    tail = tail_of(np.asarray(frequency))
     ordered = sorted(frequency, reverse=True)
     assert tail.labels == len(frequency)
     assert tail.unseen == frequency.count(0)
@@ -86,15 +83,6 @@ def test_the_tail_is_that_of_the_sorted_frequencies(frequency: list[int]) -> Non
     assert tail.head_share == pytest.approx(sum(ordered[:head]) / max(1, sum(ordered)))
     if sum(ordered):
         assert (tail.rank[0], tail.rank[-1]) == (1, len(frequency) - tail.unseen)
-
-
-def test_frequencies_are_counted_over_all_row_groups() -> None:
-    small = build_data("memory://report/data", labels=40, label_group_rows=7)
-    values, labels = frequencies(small.layout)
-    expected = np.unique(small.frequency(), return_counts=True)
-    np.testing.assert_array_equal(values, expected[0])
-    np.testing.assert_array_equal(labels, expected[1])
-    assert isinstance(small.layout, DataLayout)
 
 
 @given(some.integers(0, 300), some.integers(1, 400))
