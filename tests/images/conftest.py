@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from schemas import code_version
+from schemas import code_version, commit
 from tests.command import ROOT, extremis
 from tests.images.builder import Builder, BuildError, Image, missing
 
@@ -50,8 +49,7 @@ def build(builder: Builder, target: str, **arguments: str) -> Image:
     room = shutil.disk_usage(FOLDER).free / 2**30
     if room < ROOM[target]:
         pytest.skip(f"{target}: building needs {ROOM[target]} GiB of disk, and {room:.0f} are free")
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    labels = {"VERSION": code_version(), "REVISION": revision.stdout.strip() or "unknown"}
+    labels = {"VERSION": code_version(), "REVISION": commit()}
     try:
         builder.prepare()
     except BuildError as error:
