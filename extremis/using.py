@@ -457,6 +457,7 @@ def predict(
     embedder: Embedder | None = None,
     no_filter: bool = False,
     wide: bool = False,
+    allowed_by: Annotated[str, Shown("COLUMN")] | None = None,
     threads: Threads | None = None,
     overwrite: bool = False,
     device: AnyDevice = "auto",
@@ -484,6 +485,7 @@ def predict(
         batch: Number of queries that are processed at a time.
         no_filter: With {data}: do not remove pairs in the filter files from the predictions.
         wide: Write one row per text, with the columns of INPUT first. In CSV, labels are in label_1, label_2, ….
+        allowed_by: Column of INPUT with the only labels that its row may have, written as labels are in training data.
         overwrite: Replace existing predictions at OUT.
 
     Without options, the decision of the export says how many labels a text gets, and which. For a text without known
@@ -500,8 +502,9 @@ def predict(
       extremis predict exported/ --data data/ --split test predictions.npz --max-labels 100
     """
     *inputs, out = places
-    if wide and data:
-        raise InputError(f"{option('wide', True)} writes the columns of INPUT, but {option('data')} has none of these.")
+    if data and (wide or allowed_by):
+        given = option("wide", True) if wide else option("allowed_by", allowed_by)
+        raise InputError(f"{given} needs the columns of INPUT, but {option('data')} has none of these.")
     if len(inputs) != (0 if data else 1) or not isinstance(out, str | PathLike):
         expected = f"OUT alone, with {option('data')}" if data else "INPUT and OUT"
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(map(str, places))}.")
@@ -525,7 +528,7 @@ def predict(
     copied = "/dev/stdin" if source == STANDARD else str(source) if str(source).endswith(SPREADSHEET) else None
     export = resolve_export(fspath(export))
     with input_url(source, form or "text") as url:
-        texts = None if data else Texts(url, form, named, encoding=encoding, whole=wide)
+        texts = None if data else Texts(url, form, named, encoding=encoding, whole=wide or allowed_by is not None)
         if out != "-":
             reads = [export, data, copied, *(() if texts is None else texts.places())]
             require_output_file(
@@ -545,7 +548,7 @@ def predict(
             texts = replace(texts, made_with=made_with, title_only=text == "title" if text else title_only)
             embedding = None if embedder is None else fspath(embedder)
             rows, total = prediction_files.rows_of_texts(opened, texts, batch, embedding), None
-        choices: dict[str, Any] = {"decision": decision, "to": to, "layout": layout}
+        choices: dict[str, Any] = {"decision": decision, "to": to, "layout": layout, "allowed_by": allowed_by}
         with Bar("predict", total) as bar, _file(out, to) as path:
             report = prediction_files.write_predictions(
                 opened, rows, path, **choices, filter=not no_filter, on_rows=bar.update

@@ -15,14 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.formats.base import open_text
+from pipelines.formats.base import InvalidRecord, open_text
 from pipelines.formats.from_columns import FORMULA, NO_SEPARATOR, is_csv, open_csv
+from pipelines.formats.from_lines import split_cell
 from pipelines.formats.keyed import INPUT, Texts
 from schemas import PAD, arrow, storage
 from schemas.arrow import DENSE, TITLES
 from schemas.errors import InputError, missing_extra, option
 from schemas.layout import DataLayout
-from schemas.ragged import offsets_of
+from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files.parquet import filters_of, list_array, list_column
 from schemas.table import Table
 from scoring.decision import BEST, Decision
@@ -86,11 +87,12 @@ def write_predictions(
     layout: Layout,
     filter: bool,
     on_rows: Callable[[int], None],
+    allowed_by: str | None = None,
 ) -> dict[str, Any]:
     """Write the labels that `decision` gives to every row, except labels in the row's filter pairs.
 
-    `to`: format of the file; None: depends on the name. `on_rows` gets the number of rows that are done. Raises
-    ExtremisError.
+    `to`: format of the file; None: depends on the name. `allowed_by`: column of the input with the only labels that a
+    row may have. `on_rows` gets the number of rows that are done. Raises ExtremisError.
     """
     labels = exported.label_table(("key", "text"))
     keys, texts = (labels[name].to_pylist() for name in ("key", "text"))
@@ -107,7 +109,10 @@ def write_predictions(
         for table in itertools.chain(first, rows):
             known = table[KNOWN_TOKENS].to_numpy() if KNOWN_TOKENS in table.column_names else None
             inputs = Inputs.of(table, exported.serving.columns)
-            answer = exported.decide(inputs, decision, filters_of(table) if filter else None, known=known)
+            filters = filters_of(table) if filter else None
+            allowed = None if allowed_by is None else _allowed(exported, table, allowed_by)
+            answer = exported.decide(inputs, decision, filters, allowed, known)
+            table = table if layout.wide or allowed is None else table.drop_columns([INPUT])
             write(prediction_table(table, answer, labels, schema, decision.name))
             done += table.num_rows
             given = (answer.ids != PAD).sum(axis=1)
@@ -117,6 +122,21 @@ def write_predictions(
     counts = {"queries": done, "predictions": predictions, "without_labels": without, "none_of_these": none}
     facts = {"out": out, "export": exported.table.url, "decision": decision.name}
     return {**facts, **counts, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _allowed(exported: Exported, table: pa.Table, name: str) -> Ragged:
+    """Return the ids of the labels in the column `name` of the input, as labels stand in DATA. Raises InputError."""
+    ids = list[list[int]]()
+    for key, row in zip(table["key"].to_pylist(), _given(table[INPUT]), strict=True):
+        where = f"{option('allowed_by', name)}: the row {key!r:.80}"
+        if name not in row:
+            raise InputError(f"{where} has no such column; its columns are {', '.join(row)}.")
+        try:
+            keys = split_cell(row[name], name) if isinstance(row[name], str) else [*map(str, row[name] or ())]
+            ids.append(exported.ids_of(keys))
+        except (InvalidRecord, InputError) as error:
+            raise InputError(f"{where}: {error}") from None
+    return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
 
 
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:

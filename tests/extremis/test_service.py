@@ -18,6 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 
 import extremis
@@ -202,6 +205,33 @@ def test_a_stored_decision_gives_what_one_gives_that_is_stated(data: Path, expor
         assert over_http == found[place]
     assert found[exports] == found[stored]
     assert any(len(labels) > 2 for labels in found[stored])
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_column_has_the_labels_that_its_row_may_have(exports: Path, tmp_path: Path, form: str) -> None:
+    model = extremis.load(exports, threads=1)
+    keys, place, out = model.labels.keys, tmp_path / f"in.{form}", tmp_path / "out.jsonl"
+    sets = [keys[n * 7 : n * 9] for n in range(len(TEXTS))]  # the first one is empty
+    cells: list[Any] = [" | ".join(own) for own in sets] if form == "csv" else sets
+    table = pa.table({"text": TEXTS, "may be": cells})
+    if form == "csv":
+        pacsv.write_csv(table, place)
+    elif form == "parquet":
+        pq.write_table(table, place)
+    else:
+        place.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    words = ("--allowed-by", "may be", "--max-labels", "3")
+    for more in ((), ("--wide",)):
+        done = call("predict", exports, place, out, *words, *more, "--overwrite")
+        assert done.status == 0, done.err
+        found = [row["labels"] for row in map(json.loads, out.read_text().splitlines())]
+        stated = model.predict(TEXTS, max_labels=3, allowed=sets)
+        assert found == [[label.key for label in each.labels] for each in stated]
+        assert [len(labels) for labels in found[:2]] == [0, 2]
+        assert all({*labels} <= {*own} for labels, own in zip(found, sets, strict=True))
+    refused(call("predict", exports, place, tmp_path / "o.csv", "--allowed-by", "kind"), "no such column", "may be")
+    refused(call("predict", exports, place, tmp_path / "o.csv", "--allowed-by", "text"), "unknown label key")
+    assert not (tmp_path / "o.csv").exists()
 
 
 BAD: dict[str, tuple[Any, int, str]] = {
