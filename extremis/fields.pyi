@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypedDict
 
+from scoring.decision import Decision
+
 class ArrayFields(TypedDict, total=False):
     memory: int | str
     block_rows: int | None
@@ -118,7 +120,7 @@ class DecisionFields(TypedDict, total=False):
     at_least: int
     allowed: Sequence[str] | None
     never: Sequence[str]
-    decision: str | PathLike[str]
+    decision: str | PathLike[str] | Mapping[str, object] | Decision | None
 
 class EvaluateFields(DecisionFields, total=False):
     step: int | str | None

@@ -124,7 +124,7 @@ class Decision(DecisionLimits):
 
 
 BEST = Decision(max_labels=5)  # where nothing at all is stated
-Source = Decision | Mapping[str, Any] | str | PathLike[str] | None
+Source = Decision | Mapping[str, object] | str | PathLike[str] | None
 
 
 def read_decision(source: Source, **stated: Any) -> Decision:

@@ -1,12 +1,17 @@
 """Options of what is made of a run: a command reads them before PyTorch is loaded."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from schemas.options import COMMAS, AnyDevice, Options, Place, Shown
 from scoring import QUERIES, SHORTLIST
+
+if TYPE_CHECKING:
+    from scoring.decision import Source
+else:
+    Source = Any  # which `read_decision` checks
 
 
 def _step(value: Any) -> Any:
@@ -66,7 +71,7 @@ class DecisionLimits(Options):
 class DecisionOptions(DecisionLimits):
     """A decision, or a file with one."""
 
-    decision: Annotated[Any, Shown("FILE", place=True)] = Field(
+    decision: Annotated[Source, Shown("FILE", place=True)] = Field(
         None, description="TOML file with a decision, which may also have groups of labels of which one is given."
     )
 

@@ -6,7 +6,7 @@ python -m tests.fields > extremis/fields.pyi
 import sys
 from os import PathLike
 from types import NoneType
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -25,6 +25,8 @@ HEAD = '''"""Keyword arguments that functions take from models of the pipelines,
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypedDict
+
+from scoring.decision import Decision
 '''
 
 
@@ -39,6 +41,7 @@ def written(field: FieldInfo) -> str:
         name = kind.__name__ if isinstance(kind, type) else str(kind).replace("collections.abc.", "")
     if shown.place:
         name = f"str | {PathLike.__name__}[str]"
+    name += " | Mapping[str, object] | Decision | None" if kind is Any else ""
     name += {"SIZE": " | str", "NAME=NAME,...": " | Mapping[str, str]"}.get(shown.metavar or "", "")
     return f"{name} | None" if NoneType in get_args(field.annotation) else name
 

@@ -68,8 +68,8 @@ def test_every_place_of_every_command_is_completed() -> None:
         described = getattr(extremis, name).described
         places = {key for key, own in described.own.items() if "PathLike" in str(own.annotation)}
         if described.options is not None:
-            found = re.findall(r"(\w+): .*PathLike", fields.stub(described.options))
-            places |= {*found} - described.own.keys()
+            stubs = "\n".join(fields.stub(model) for model in described.options.__mro__ if model in fields.MODELS)
+            places |= {*re.findall(r"(\w+): .*PathLike", stubs)} - described.own.keys()
         context = line.make_context(name, [], resilient_parsing=True)
         for param in line.params:
             kinds = [answer.type for answer in param.shell_complete(context, "no-such/")]

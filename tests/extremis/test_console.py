@@ -64,7 +64,7 @@ def test_text_of_data_cannot_steer_a_terminal(tmp_path: Path) -> None:
     """On a terminal no control character arrives that rich did not make, and markup is text."""
     (tmp_path / "file").write_text(f"{HOSTILE}\r\n" * 2)
     shown = on_terminal(_SPEAK, str(tmp_path / "file"), HOSTILE, TERM="dumb", COLUMNS="300")
-    assert "error: --k: expected" in shown
+    assert "error: --max-labels: expected" in shown
     lines = shown.replace("\r", "").splitlines()
     assert sum("[/b][red] :car:" in line for line in lines) >= 11
     assert [line for line in lines if not line.replace("\t", " ").isprintable()] == []

@@ -401,7 +401,7 @@ def test_what_cannot_be_wide_is_refused(exported: Path, tmp_path: Path) -> None:
     refused(done, "--wide works only with csv, jsonl, parquet, but OUT is npz", "--to csv")
     refused(
         call("predict", exported, tmp_path / "p.csv", "--data", tmp_path, "--wide"),
-        "--wide writes the columns of INPUT",
+        "--wide needs the columns of INPUT",
     )
     (tmp_path / "a.jsonl").write_text('{"text": "a", "n": 1}\n{"text": "b", "n": 2, "late": 3}\n')
     done = call("predict", exported, tmp_path / "a.jsonl", tmp_path / "p.csv", "--wide", "--batch", "1")

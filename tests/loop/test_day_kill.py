@@ -55,7 +55,8 @@ def of_tree(folder: Path) -> Any:
 
 
 def of_evaluation(run: Path) -> Any:
-    return {path.name: read_json(str(path)) for path in (run / "evaluations").glob("train-*")}
+    files = (run / "evaluations").glob("train-*")
+    return {path.name: read_json(str(path)) if path.suffix == ".json" else path.read_bytes() for path in files}
 
 
 STEPS = {
