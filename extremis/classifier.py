@@ -18,7 +18,7 @@ from scoring.containers import items_of, require_texts
 from scoring.export_versions import KIND
 
 if TYPE_CHECKING:
-    from scoring.decision import Source
+    from scoring.options import Source
     from scoring.predict import Model
 
 _DENSE, _BEST = 1000, 100  # labels up to which all have a probability, and labels of a text that have one of more

@@ -19,7 +19,7 @@ from schemas.layout import DataLayout
 from schemas.options import check
 from schemas.table import Table
 from scoring.calibration import Calibration
-from scoring.options import DecisionLimits, DecisionOptions
+from scoring.options import DecisionLimits, DecisionOptions, Source
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,7 +124,6 @@ class Decision(DecisionLimits):
 
 
 BEST = Decision(max_labels=5)  # where nothing at all is stated
-Source = Decision | Mapping[str, object] | str | PathLike[str] | None
 
 
 def read_decision(source: Source, **stated: Any) -> Decision:

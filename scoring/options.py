@@ -1,17 +1,17 @@
 """Options of what is made of a run: a command reads them before PyTorch is loaded."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from os import PathLike
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from schemas.options import COMMAS, AnyDevice, Options, Place, Shown
 from scoring import QUERIES, SHORTLIST
 
-if TYPE_CHECKING:
-    from scoring.decision import Source
-else:
-    Source = Any  # which `read_decision` checks
+# What a decision may be given as, which `read_decision` checks; of options, a Decision.
+Source = Options | Mapping[str, object] | str | PathLike[str] | None
 
 
 def _step(value: Any) -> Any:
@@ -71,7 +71,7 @@ class DecisionLimits(Options):
 class DecisionOptions(DecisionLimits):
     """A decision, or a file with one."""
 
-    decision: Annotated[Source, Shown("FILE", place=True)] = Field(
+    decision: Annotated[Source, SkipValidation, Shown("FILE", place=True)] = Field(
         None, description="TOML file with a decision, which may also have groups of labels of which one is given."
     )
 

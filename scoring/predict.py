@@ -21,10 +21,11 @@ from schemas.ragged import Ragged, counts_of, offsets_of, pad_columns
 from schemas.waits import Say
 from scoring.calibration import sigmoid
 from scoring.containers import html_table, input_url, items_of, require_texts
-from scoring.decision import BEST, Decision, Source, read_decision
+from scoring.decision import BEST, Decision, read_decision
 from scoring.export_versions import resolve_export
 from scoring.exported import ENCODER, Exported
 from scoring.memory import shares_of
+from scoring.options import Source
 from search.topk import configure_faiss, find_device
 from trainer.inputs import Inputs
 from trainer.modules import open_named

@@ -6,7 +6,7 @@ python -m tests.fields > extremis/fields.pyi
 import sys
 from os import PathLike
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -41,7 +41,7 @@ def written(field: FieldInfo) -> str:
         name = kind.__name__ if isinstance(kind, type) else str(kind).replace("collections.abc.", "")
     if shown.place:
         name = f"str | {PathLike.__name__}[str]"
-    name += " | Mapping[str, object] | Decision | None" if kind is Any else ""
+    name += " | Mapping[str, object] | Decision" if Options in get_args(kind) else ""
     name += {"SIZE": " | str", "NAME=NAME,...": " | Mapping[str, str]"}.get(shown.metavar or "", "")
     return f"{name} | None" if NoneType in get_args(field.annotation) else name
 
