@@ -40,7 +40,7 @@ def _describe(decision: "Decision") -> str:
     if decision.allowed is not None:
         parts.append(f"of {len(decision.allowed):,} allowed labels")
     for words, keys in (("never given", decision.never), ("groups", decision.groups)):
-        parts += [f"{len(keys):,} {words}"] if keys else []
+        parts += [f"{words}: {len(keys):,}"] if keys else []
     return ", ".join(parts) or "as in the export"
 
 

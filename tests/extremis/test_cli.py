@@ -215,7 +215,7 @@ def test_table_of_labels(data: Path, run: Path, tmp_path: Path) -> None:
     refused(call("evaluate", data, run, "--labels", "labels.txt"), ".csv or .parquet")
     refused(call("evaluate", data, run, "--never", "L1,nowhere"), "nowhere", "--never")
     never = call("evaluate", data, run, "--never", "L1,L2", "--labels", places[0], "--overwrite", "--json").json
-    assert never["at_decision"]["decision"] == "best 5 labels, 2 never given"
+    assert never["at_decision"]["decision"] == "best 5 labels, never given: 2"
     given = {row["label"]: row["predicted"] for row in pa.csv.read_csv(places[0]).to_pylist()}
     assert given["L1"] == given["L2"] == 0 < given["L3"]
 

@@ -89,7 +89,7 @@ def test_a_call_replaces_numbers_and_narrows_labels() -> None:
         "precision": None,
         "at_least": 0,
         "max_labels": 3,
-        "name": "best 3 labels, of 3 allowed labels, 1 never given, 1 groups",
+        "name": "best 3 labels, of 3 allowed labels, never given: 1, groups: 1",
     }
     by = read_decision({"never": ["b"], "allowed": ["c", "d", "b"], "groups": [["b", "c"], ["a", "d"]], "name": "mine"})
     both = stored.narrowed(by)
