@@ -4,7 +4,7 @@ As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets
 need not be 0. A negative label id is padding, at any position in a row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -69,6 +69,12 @@ class Ragged(_Rows, _Ragged):
     def from_counts(cls, values: np.ndarray, counts: np.ndarray) -> "Ragged":
         """Return rows of `counts` [B] entries; `values` contains the entries of all rows, end to end."""
         return cls(values, offsets_of(counts))
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
+        """Return the rows of `rows`, int64."""
+        entries = np.array([entry for row in rows for entry in row], np.int64)
+        return cls.from_counts(entries, np.array([len(row) for row in rows], np.int64))
 
     @classmethod
     def from_matrix(cls, matrix: np.ndarray) -> "Ragged":

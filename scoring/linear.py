@@ -124,9 +124,7 @@ class LinearRanker:
         assert inputs.tokens is not None, "a text has tokens"
         tokens, size = inputs.tokens.entries.tolist(), self.words.vocabulary + PAIR_BUCKETS
         names = sorted({*((word,) for word in tokens), *itertools.pairwise(tokens)})
-        listed = np.fromiter(itertools.chain.from_iterable(names), np.int64)
-        each = Ragged.from_counts(listed, np.array([*map(len, names)], np.int64))
-        counted = count_features(Inputs(each), self.words.vocabulary)
+        counted = count_features(Inputs(Ragged.from_lists(names)), self.words.vocabulary)
         last = counted.ids[counted.offsets[1:] - 1].tolist()  # the feature of a pair has a greater id than its words
         x, added = self.words(inputs), Counter[int]()
         for place, value in zip(x.ids.tolist(), x.values.tolist(), strict=True):

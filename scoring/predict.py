@@ -253,9 +253,7 @@ class Model:
 
     def _ids(self, name: str, keys: Sequence[Any], places: Iterable[int]) -> Ragged:
         """Return the ids of the keys that `name` has for the texts at `places`. Raises InputError."""
-        ids = [self._exported.ids_of(_listed(keys[n], f"{name}[{n}]"), name) for n in places]
-        flat = np.array([*itertools.chain(*ids)], np.int64)
-        return Ragged.from_counts(flat, np.array([*map(len, ids)], np.int64))
+        return Ragged.from_lists([self._exported.ids_of(_listed(keys[n], f"{name}[{n}]"), name) for n in places])
 
     def rank(self, texts: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return ids int64 [N, K] of the best labels of each text, padded with -1, and their probabilities float32.

@@ -136,7 +136,7 @@ def _allowed(exported: Exported, table: pa.Table, name: str) -> Ragged:
             ids.append(exported.ids_of(keys))
         except (InvalidRecord, InputError) as error:
             raise InputError(f"{where}: {error}") from None
-    return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
+    return Ragged.from_lists(ids)
 
 
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:

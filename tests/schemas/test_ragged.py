@@ -65,9 +65,11 @@ def test_rows_that_do_not_match_are_refused() -> None:
 
 
 def test_ragged_rows_are_padded_behind() -> None:
-    rows = Ragged(np.array([0, 5, 6, 7, 9], np.int32), np.array([1, 3, 3, 4])).padded()
-    np.testing.assert_array_equal(rows, [[5, 6], [-1, -1], [7, -1]])
-    assert rows.dtype == np.int64
+    part = Ragged(np.array([0, 5, 6, 7, 9], np.int32), np.array([1, 3, 3, 4]))
+    for rows in (part, Ragged.from_lists([[5, 6], [], [7]])):
+        np.testing.assert_array_equal(rows.padded(), [[5, 6], [-1, -1], [7, -1]])
+        assert rows.padded().dtype == np.int64
+    assert Ragged.from_lists([]).padded().shape == (0, 0)
 
 
 @given(rows_of_ids, st.integers(0, 3), st.data())

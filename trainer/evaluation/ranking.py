@@ -197,10 +197,8 @@ def score_rows(
     """
     x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, rerank=rerank)
     scores, ids = ranking.top_k(x, k, filters_of(rows), candidates, inputs)
-    counts = np.array([len(labels) for labels in named], np.int64)
-    listed = Ragged.from_counts(np.array([label for labels in named for label in labels], np.int64), counts).padded()
-    of_named = ranking.scores(x, listed, inputs)
-    return scores, ids, [row[:count].tolist() for row, count in zip(of_named, counts, strict=True)]
+    of_named = ranking.scores(x, Ragged.from_lists(named).padded(), inputs)
+    return scores, ids, [row[: len(labels)].tolist() for row, labels in zip(of_named, named, strict=True)]
 
 
 NEIGHBOURS = 8
