@@ -230,8 +230,11 @@ class Trial:
         return self.metrics[METRIC]
 
     def lead(self, course: Sequence[Sequence[float]]) -> tuple[float, float]:
-        """Return by how much the trial leads in METRIC where `course` ends, and the paired standard error by text."""
-        ours, theirs = (Contributions(np.array(each)) for each in (self.course[len(course) - 1], course[-1]))
+        """Return by how much the trial leads in METRIC where `course` ends, and the paired standard error by text.
+
+        A trial that ended earlier, for lack of time, is compared by its own end.
+        """
+        ours, theirs = (Contributions(np.array(each[-1])) for each in (self.course[: len(course)], course))
         return paired_difference([ours], [theirs], np.array(self.texts))
 
     def beats(self, other: Contender, course: Sequence[Sequence[float]], epochs: int) -> bool:

@@ -121,6 +121,7 @@ def test_a_dual_encoder_wins_within_two_standard_errors() -> None:
     assert best_trial([best, near]) is near
     assert best_trial([best, far]) is best
     assert best_trial([best, of_course(dual, scores(59))]) is best  # on the rows where both differ, it lost all
+    assert best_trial([best, of_course(dual, scores(40), scores(59, seed=1))]).contender is dual  # had time for more
 
 
 def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path: Path) -> None:
