@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
 from extremis.alive import show_alive
-from extremis.console import messages, output, print_json, show_spinner
+from extremis.console import messages, output, print_json, results_first, show_spinner
 from extremis.function import Described, Spelled, facts_of, unwrap
 from extremis.result import show
 from schemas.errors import ExtremisError, flag_of, option
@@ -157,7 +157,7 @@ def _run(described: Described, values: dict[str, Any]) -> None:
         os.environ[PATIENCE] = patience  # of this process's workers, its miner and its ranks, too
     about["run"] = str(values.get("run") or "")
     given = {name: value for name, value in values.items() if value not in (None, ())}
-    with output(quiet=quiet, verbose=verbose, results="stderr" if as_json else "stdout"):
+    with output(quiet=quiet, verbose=verbose, results="stderr" if as_json else "stdout"), results_first():
         try:
             waiting = contextlib.nullcontext() if given.get("watch") else show_spinner(f"{described.name}: at work")
             with waiting:
@@ -168,5 +168,5 @@ def _run(described: Described, values: dict[str, Any]) -> None:
             raise
         if is_first := os.environ.get("RANK", "0") == "0":
             show(result)
-    if as_json and is_first:
-        print_json(result.to_json())
+        if as_json and is_first:
+            print_json(result.to_json())

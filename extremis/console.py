@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from schemas.errors import failure_of, redact, without_controls
+from schemas.errors import AccessError, StorageError, failure_of, option, redact, without_controls
 from schemas.logs import LOG_FORMAT, json_line, log_as, logs_json, write_line
 from schemas.sizes import say_count
 from schemas.waits import Wait, add_listener
@@ -169,7 +169,8 @@ class Output:
 
     `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line.
     `log_only`: only the run's log receives lines, except lines of bars. `bars`: a terminal shows bars. `remaining`:
-    describes the command's remaining time, given the finished fraction of the current phase.
+    describes the command's remaining time, given the finished fraction of the current phase. `unkept`: failures of
+    `keep`, which `results_first` tells.
     """
 
     listener: Callable[[Event], object] | None = None
@@ -180,6 +181,7 @@ class Output:
     log_only: bool = False
     bars: bool = True
     remaining: Callable[[float], str] | None = None
+    unkept: list[StorageError | str] | None = None
 
 
 # Messages go to standard error, results to standard output.
@@ -198,6 +200,34 @@ def output(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _output = before
+
+
+def keep(place: str, write: Callable[[], object], asked: bool = False) -> bool:
+    """Keep results at `place` by `write`; return whether they are kept. `results_first` tells a failure.
+
+    The failure is an error, but a line if only permission is missing, unless this place was `asked` for.
+    """
+    try:
+        write()
+    except StorageError as error:
+        if _output.unkept is None:
+            raise
+        is_refused = isinstance(error, AccessError) and not asked
+        why = f"{place}: not kept, because this user may not write there; keep it elsewhere with {option('out')}"
+        _output.unkept.append(why if is_refused else error)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def results_first() -> Iterator[None]:
+    """Tell at the end of the block, which shows results, what `keep` could not keep. Raises StorageError."""
+    with output(unkept=(unkept := list[StorageError | str]())):
+        yield
+        for failure in sorted(unkept, key=lambda each: isinstance(each, StorageError)):
+            if isinstance(failure, StorageError):
+                raise failure
+            say(failure, kind="warning")
 
 
 def current_output() -> Output:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from extremis.console import Bar, metric_grid, show_activity
+from extremis.console import Bar, keep, metric_grid, show_activity
 from extremis.inspecting import clean_text
 from extremis.label_tables import (
     name_figures,
@@ -22,6 +22,7 @@ from extremis.supervisor import record_command
 from schemas import PAD, storage
 from schemas.errors import option
 from schemas.layout import DataLayout, RunLayout
+from schemas.owners import require_output_file
 from schemas.storage import read_json, write_json
 from schemas.table import Table
 from schemas.versions import Version
@@ -55,7 +56,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     """Return figures of a run's checkpoint with intervals, the same on every rank. Raises ExtremisError.
 
     If the run was trained on an earlier version of DATA, it predicts only labels of that version, also with a fusion,
-    but all labels of DATA count. Rank 0 saves a standard report in the run, for `extremis report`.
+    but all labels of DATA count. Rank 0 keeps a report, as options say; "record" is its URL, if it is kept.
     """
     show_activity("evaluate: reading the model")
     layouts = DataLayout(data), RunLayout(run)
@@ -65,6 +66,10 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     is_calibrated = options.calibrate or rule.decision.limit is not None
     later, step = group.decide(lambda: (_later(data, run), layouts[1].scored_step(options.step)))
     recipe, model, checkpoint = load_model(*layouts, step, group, open_device(options.device), earlier=True)
+    record = layouts[1].evaluation(options.split, checkpoint.step, later)
+    place = (options.out or layouts[1].evaluations) + record.removeprefix(layouts[1].evaluations)
+    if options.out is not None:
+        group.decide(lambda: require_output_file(place, [data, run], "", may_replace=True))
     own: By = group.decide(lambda: scores_of(run, checkpoint.step))
     by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
@@ -136,29 +141,30 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
-    place = RunLayout(run).evaluation(options.split, report["step"], later)
-    show_activity("evaluate: making the table of labels")
-
-    files = [file for file in (options.labels, path_beside(place) if options.is_standard else None) if file]
-
-    def describe_labels() -> dict[str, Any]:
-        figures = sets.of_labels(given)
-        table = name_figures(figures, layouts[0], scorer.queries, scores.ids, statistics.frequency)
-        for file in files:
-            write_labels(table, file)
-        return summarize_labels(table, sets.rankings.top.shape[1])
-
-    report["labels"] = group.decide(describe_labels)
-    kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_standard else {}
+    kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_kept else {}
     if options.baseline or kept is None:
         show_activity("evaluate: measuring baselines")
         report |= group.decide(lambda: compare_baselines(layouts[0], recipe.data, scorer, scores, **choices))
     report = {**(kept or {}), **report}
-    if group.first and options.is_standard:
-        write_json(place, {"split": options.split, **report})
-        record_command(RunLayout(run))
-    report["labels"]["file"] = next(iter(files), None)
-    return report
+    show_activity("evaluate: making the table of labels")
+
+    def keep_results() -> dict[str, Any]:
+        table = name_figures(sets.of_labels(given), layouts[0], scorer.queries, scores.ids, statistics.frequency)
+        labels = summarize_labels(table, sets.rankings.top.shape[1])
+
+        def save() -> None:
+            write_labels(table, path_beside(place))
+            write_json(place, {"split": options.split, **report, "labels": labels})
+            if options.out is None:
+                record_command(layouts[1])
+
+        own = options.labels
+        is_written = own is not None and keep(own, lambda: write_labels(table, own), asked=True)
+        is_kept = options.is_kept and keep(place, save, asked=options.out is not None)
+        file = own if is_written else path_beside(place) if is_kept else None
+        return {"labels": {**labels, "file": file}, "record": place if is_kept else None}
+
+    return report | group.decide(keep_results)
 
 
 _MOST_RANKED = 20_000_000  # labels in all rankings of a split that are kept, 180 MB; of fewer queries, DEEPEST each

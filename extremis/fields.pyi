@@ -136,6 +136,8 @@ class EvaluateFields(DecisionFields, total=False):
     calibrate: bool
     labels: str | PathLike[str] | None
     overwrite: bool
+    out: str | PathLike[str] | None
+    save: bool
 
 class ExportFields(DecisionFields, total=False):
     step: int | str | None

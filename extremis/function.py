@@ -17,7 +17,7 @@ from typing import Annotated, Any, ParamSpec, Protocol, TypeVar, Union, get_args
 from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, create_model
 from pydantic.fields import FieldInfo
 
-from extremis.console import Event, output
+from extremis.console import Event, output, results_first
 from schemas.errors import InputError, option
 from schemas.options import AS_TEXT, BYTES, COMMAS, Options, Shown, check
 
@@ -103,9 +103,8 @@ class Described:
         progress, options = values.pop("progress", True), values.pop("options", None)
         shown = ", ".join([*map(_short, places), *(f"{name}={_short(value)}" for name, value in named.items())])
         listener = progress if callable(progress) else None
-        with output(
-            listener=listener, quiet=progress is False, results="nowhere", command=f"extremis.{self.name}({shown})"
-        ):
+        command = f"extremis.{self.name}({shown})"
+        with output(listener=listener, quiet=progress is False, results="nowhere", command=command), results_first():
             return self.run(values, options)
 
     def run(self, values: Mapping[str, Any], options: Options | None = None) -> Any:

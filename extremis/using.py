@@ -123,7 +123,7 @@ def evaluate(
     if group.first:
         for line in evaluation.remarks(described, options.split):
             say(line)
-        kept = "saved in the run; " if options.is_standard else ""
+        kept = f"saved in {options.out or 'the run'}; " if report["record"] else ""
         say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
     shown = [*evaluation.view(described, options.split)]
     return EvaluateResult.of(report, shown, data=data, run=run, split=options.split)
@@ -154,7 +154,7 @@ def report(
     Without DATA, the page does not contain queries.
 
     Options:
-        out: URL of the page. Default: report.html in the first RUN.
+        out: URL of the page. Default: report.html in the first RUN, or in TMPDIR without permission to write there.
         queries: Number of queries to show.
         predictions: Load each run's checkpoint, and show predictions.
 

@@ -1,12 +1,14 @@
 """The page of a report: `build` reads the records, draws charts of them, and renders the template."""
 
 import base64
+import functools
 import gzip
 import hashlib
 import html
 import importlib.resources
 import json
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,7 +17,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from extremis.auto import METRIC
-from extremis.console import format_value, show_activity
+from extremis.console import format_value, keep, show_activity
 from extremis.reporting.labels import pack_labels
 from extremis.reporting.records import (
     LABELS_WITH_NEIGHBOURS,
@@ -58,13 +60,14 @@ def build(
 ) -> dict[str, Any]:
     """Write the page about `urls`: an optional DATA, and runs on this DATA or an earlier version.
 
-    `queries`: number of queries to show. `predict`: add predictions by each run's checkpoint.
+    `queries`: number of queries to show. `predict`: add predictions by each run's checkpoint. A page that cannot be
+    written at `out` (default: in the first run) is in TMPDIR.
     Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
     """
     began = time.perf_counter()
     data, runs = _open(urls)
     own_page = join(runs[0].layout.root, NAME)
-    out = out or own_page
+    asked, out = out is not None, out or own_page
     if not storage.is_within(out, own_page):
         is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
         reads = [*([] if data is None else [data.root]), *(run.layout.root for run in runs)]
@@ -102,7 +105,9 @@ def build(
     }
     searched = {"queries": sample.queries, "labels": sample.labels, "near": sample.near, "k": DEPTH}
     page = render(values, {"charts": charts, "runs": [run.name for run in runs], "tables": label_tables, **searched})
-    storage.write_bytes(out, page)
+    if not keep(out, functools.partial(storage.write_bytes, out, page), asked):
+        out = join(tempfile.mkdtemp(prefix="extremis-report-"), NAME)
+        storage.write_bytes(out, page)
     seconds, places = round(time.perf_counter() - began, 2), {run.name: run.layout.root for run in runs}
     return {"out": out, "bytes": len(page), "seconds": seconds, "runs": places}
 
