@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
 # What runs on S3 servers: the loop, claims, kills, faults, and names of places.
-S3_TESTS := tests/schemas tests/trainer/stream tests/hostile/test_names.py tests/loop/test_faults.py tests/loop/test_s3.py
+S3_TESTS := tests/schemas tests/trainer/stream tests/hostile/test_names.py tests/loop/test_faults.py tests/loop/test_readers.py tests/loop/test_s3.py
 ENGINES ?= # more options of the engines' tests: make engines ENGINES='-m engine' for the slow ones, too
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
 IMAGE_PARTS := Dockerfile .dockerignore $(addprefix images/,health.py locked.txt requirements.py sbom.py)

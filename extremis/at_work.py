@@ -39,9 +39,9 @@ def look(place: str) -> tuple[list[Facts], list[Grid | str]]:
     if not outputs:
         raise InputError(f"{place}: no run, data set or other table here, and nobody at work. Is the path right?")
     rows = [[*(each[key] for key in ("place", "kind", "state", "progress")), _total(each)] for each in outputs]
-    grids: list[Grid | str] = [Grid("outputs", ["output", "kind", "state", "progress", "bytes"], rows)]
+    grids: list[Grid | str] = [Grid("outputs", ["output", "kind", "state", "progress", "bytes"], rows, 4)]
     if processes := [_cells(process) for each in outputs for process in each["processes"]]:
-        grids.append(Grid("processes", ["at", "doing", "since", "heartbeat", "state"], processes))
+        grids.append(Grid("processes", ["at", "doing", "since", "heartbeat", "state"], processes, 5))
     if len(outputs) == 1:
         kinds = [[kind, say_bytes(size)] for kind, size in outputs[0]["bytes"].items()]
         grids.append(Grid("bytes", ["kind", "bytes"], kinds))
@@ -105,9 +105,12 @@ def _describe_run(url: str, sizes: Mapping[str, int], owner: Facts | None) -> Fa
     epochs = (finished or config["recipe"]["train"])["epochs"]
     begun = sum(name.startswith("adoptions/") for name in sizes)
     step, tables = max(published("checkpoints"), default=None), len(published("negatives") | published("clusters"))
-    words = [f"all {epochs} epochs" if finished else f"epoch {begun} of {epochs}"]
+    words = [f"all {epochs} epochs" if finished else f"{begun} of {epochs} epochs begun"]
     words += [] if owner is None else [_say_facts(owner)]
-    words += ["no checkpoint" if step is None else f"checkpoint at step {step:,}", f"{tables} tables" if tables else ""]
+    words += [
+        "no checkpoint" if step is None else f"checkpoint at step {step:,}",
+        _say_tables(tables) if tables else "",
+    ]
     told = {
         "kind": "run",
         "commit": config.get("versions", {}).get("commit"),
@@ -133,7 +136,7 @@ def _process(place: str, sign: Sign) -> Facts:
     waited, age = (None if then is None else max(0.0, time.time() - then) for then in (since, sign.beat.get("at")))
     state = "waiting" if waited is not None and waited > SILENT_SECONDS else "at work"
     state = "starting" if age is None else "silent" if age > LEASE_SECONDS else state
-    told = {"at": place, "doing": owner.doing, "owns": sign.claims, "state": "ended" if owner.has_ended() else state}
+    told = {"at": place, "doing": owner.doing, "owns": sign.claims, "state": "dead" if owner.has_ended() else state}
     told |= {"host": owner.host, "pid": owner.pid, "since": owner.since, "heartbeat_age": age}
     return told | {"waits_for": waits_for, "waited": waited, "facts": facts}
 
@@ -148,17 +151,22 @@ def _cells(process: Facts) -> list[str]:
 
 
 def _say_facts(process: Facts) -> str:
-    """Describe how far a process is, from its heartbeat; "" if it has ended."""
-    facts, parts = process["facts"] if process["state"] != "ended" else {}, []
+    """Describe how far a process is, from its heartbeat; "" if it is dead."""
+    facts, parts = process["facts"] if process["state"] != "dead" else {}, []
     if "step" in facts:
         parts.append(f"step {say_count(facts['step'], facts['steps_total'])}, loss {facts.get('loss', math.nan):.3f}")
     if "tables" in facts:
-        parts.append(f"{facts['tables']} tables made" + (f", on epoch {facts['epoch']}" if "epoch" in facts else ""))
+        dump = f", at the dump of epoch {facts['epoch']}" if "epoch" in facts else ""
+        parts.append(f"{_say_tables(facts['tables'])} made{dump}")
     if "recall" in facts:
         parts.append(f"recall {facts['recall']:.4f}")
     if "stage" in facts:
         parts.append(f"{facts['stage']}: {say_count(facts['rows'], facts.get('rows_total'))} rows")
     return ", ".join([*parts, f"{facts['retries']} retries"] if facts.get("retries") else parts)
+
+
+def _say_tables(number: int) -> str:
+    return f"{number} table{'' if number == 1 else 's'}"
 
 
 def _bytes_by_kind(sizes: Mapping[str, int]) -> dict[str, int]:

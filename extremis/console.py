@@ -565,13 +565,13 @@ class RemainingTime:
         return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is left-aligned, the others right-aligned, and no number is truncated."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
+    """Print a table; the first `left` columns are left-aligned, the others right-aligned; no number is truncated."""
     from rich.table import Table
 
     grid = Table(title=results.clean(title), title_justify="left", title_style="bold")
     for number, column in enumerate(map(results.clean, columns)):
-        grid.add_column(column, justify="right" if number else "left", no_wrap=not number, overflow="fold")
+        grid.add_column(column, justify="left" if number < left else "right", no_wrap=not number, overflow="fold")
     for row in rows:
         grid.add_row(*map(results.clean, row))
     results.print(grid)

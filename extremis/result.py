@@ -16,11 +16,12 @@ _SHOWN_NUMBERS = 5  # numbers of a mapping that are shown
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of texts; the first column is left-aligned."""
+    """A table of texts, of which the first `left` columns are left-aligned."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    left: int = 1
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -74,14 +75,15 @@ def show(result: Result) -> None:
         if isinstance(part, str):
             results.print(part)
         else:
-            table(part.title, part.columns, part.rows)
+            table(part.title, part.columns, part.rows, part.left)
 
 
 def _draw(grid: Grid) -> list[str]:
     widths = [max(map(len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
     lines = [f"  {grid.title}"]
-    for first, *others in (grid.columns, *grid.rows):
-        cells = [first.ljust(widths[0]), *(c.rjust(width) for c, width in zip(others, widths[1:], strict=True))]
+    for row in (grid.columns, *grid.rows):
+        sides = [str.ljust] * grid.left + [str.rjust] * (len(row) - grid.left)
+        cells = [justify(cell, width) for justify, cell, width in zip(sides, row, widths, strict=True)]
         lines.append(f"    {'  '.join(cells)}".rstrip())
     return lines
 

@@ -178,7 +178,7 @@ def status(place: Place, *, progress: Progress = True) -> StatusResult:
     """Show who is at work on a run, a data set or a folder of them, how far they are, and what they wait for.
 
     A process gives a heartbeat every 2 seconds. After 30 seconds without one it is silent: it was paused, or killed, or
-    cannot reach storage. An ended process is known on its own machine only. An output is stopped if it is unfinished,
+    cannot reach storage. A dead process is known on its own machine only. An output is stopped if it is unfinished,
     and nobody owns it. Ages compare the clocks of two machines.
 
     Examples:

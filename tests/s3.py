@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -22,6 +23,7 @@ from tests.faults import Proxy, proxy
 # A real server: it stores files, and answers in parallel. It refuses an object `x` beside `x/y`, and segments of a key
 # of more than 255 bytes, as its disk does.
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"
+READER = "reader"  # versitygw's other account, which may read where a bucket's policy says so
 
 
 @contextmanager
@@ -33,9 +35,12 @@ def serve(log: Path, kind: str = "moto") -> Iterator[int]:
     if kind == "moto":
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     else:
-        objects = log.with_name("objects")
+        objects, accounts = log.with_name("objects"), log.with_name("accounts")
         objects.mkdir()
-        account = ["--access", "key", "--secret", "secret", "--quiet"]
+        accounts.mkdir()
+        reader = {"access": READER, "secret": "secret", "role": "user"}
+        (accounts / "users.json").write_text(json.dumps({"accessAccounts": {READER: reader}}))
+        account = ["--access", "key", "--secret", "secret", "--iam-dir", str(accounts), "--quiet"]
         command = [_versitygw(), *account, "--port", f"127.0.0.1:{port}", "posix", str(objects)]
     with log.open("w") as file:
         server = subprocess.Popen(command, stdout=file, stderr=file)
@@ -137,6 +142,15 @@ class Bucket:
         for path in folder.rglob("*"):
             if path.is_file():
                 self.put(prefix + str(path.relative_to(folder)), path.read_bytes())
+
+    def let_read(self) -> None:
+        """Let READER read and list this bucket."""
+        bucket = f"arn:aws:s3:::{self.name}"
+        allowed = {"Effect": "Allow", "Principal": {"AWS": [READER]}}
+        of_objects = {**allowed, "Action": ["s3:GetObject"], "Resource": [f"{bucket}/*"]}
+        of_bucket = {**allowed, "Action": ["s3:ListBucket"], "Resource": [bucket]}
+        policy = {"Version": "2012-10-17", "Statement": [of_objects, of_bucket]}
+        self._client.put_bucket_policy(Bucket=self.name, Policy=json.dumps(policy))
 
     def remove(self, key: str) -> None:
         self._client.delete_object(Bucket=self.name, Key=key)

@@ -66,7 +66,7 @@ def seen(place: Path, **facts: object) -> dict[str, Any]:
 def test_a_run_that_nobody_trains_is_stopped_and_then_finished(run: Path) -> None:
     told = look(run)
     assert (told["kind"], told["state"], told["processes"]) == ("run", "stopped", [])
-    assert told["progress"] == "epoch 2 of 4, checkpoint at step 12, 1 tables"
+    assert told["progress"] == "2 of 4 epochs begun, checkpoint at step 12, 1 table"
     files = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     assert sum(told["bytes"].values()) == sum(files.values())
     assert told["bytes"]["negatives"] == sum(size for path, size in files.items() if "negatives" in path.parts)
@@ -82,7 +82,7 @@ def test_a_trainer_at_work_and_one_that_waits(run: Path) -> None:
         told = look(run)
         assert (process["facts"], process["waits_for"]) == (facts, None)
         assert told["state"] == process["state"] == "at work"
-        assert told["progress"].startswith("epoch 2 of 4, step 13 of 24, loss 0.500, checkpoint")
+        assert told["progress"].startswith("2 of 4 epochs begun, step 13 of 24, loss 0.500, checkpoint")
         with Wait("the table of epoch 2") as wait:
             wait._since -= 65
             while look(run)["state"] != "waiting":
@@ -114,20 +114,20 @@ def test_a_killed_trainer_and_the_miner_that_waits_on(run: Path) -> None:
     kill = f"from schemas.owners import claimed\nwith claimed({str(run)!r}, 'trained'): os.kill(os.getpid(), 9)"
     works = f"import os\n{kill}"
     subprocess.run([sys.executable, "-c", works], cwd=ROOT, check=False)
-    assert look(run)["state"] == "ended"
+    assert look(run)["state"] == "dead"
     with watched(str(run), "mined"), Wait("the next dump") as wait, showing({"tables": 1, "epoch": 3}.copy):
         wait._since -= 20
         while len(processes := look(run)["processes"]) < 2:
             time.sleep(0.02)
         assert [(each["doing"], each["state"], each["owns"]) for each in processes] == [
-            ("trained", "ended", True),
+            ("trained", "dead", True),
             ("mined", "waiting", False),
         ]
         table = str(run / "negatives" / "epoch-0003")
         with claimed(table, "mined"):  # the same process, at work on a table
             while look(run)["processes"][1]["at"] != table:
                 time.sleep(0.02)
-        assert look(run)["state"] == "ended"
+        assert look(run)["state"] == "dead"
     assert [each["doing"] for each in look(run)["processes"]] == ["trained"]
 
 
