@@ -107,10 +107,7 @@ def _describe_run(url: str, sizes: Mapping[str, int], owner: Facts | None) -> Fa
     step, tables = max(published("checkpoints"), default=None), len(published("negatives") | published("clusters"))
     words = [f"all {epochs} epochs" if finished else f"{begun} of {epochs} epochs begun"]
     words += [] if owner is None else [_say_facts(owner)]
-    words += [
-        "no checkpoint" if step is None else f"checkpoint at step {step:,}",
-        _say_tables(tables) if tables else "",
-    ]
+    words += ["no checkpoint" if step is None else f"checkpoint at step {step:,}", f"tables: {tables}" * bool(tables)]
     told = {
         "kind": "run",
         "commit": config.get("versions", {}).get("commit"),
@@ -157,16 +154,12 @@ def _say_facts(process: Facts) -> str:
         parts.append(f"step {say_count(facts['step'], facts['steps_total'])}, loss {facts.get('loss', math.nan):.3f}")
     if "tables" in facts:
         dump = f", at the dump of epoch {facts['epoch']}" if "epoch" in facts else ""
-        parts.append(f"{_say_tables(facts['tables'])} made{dump}")
+        parts.append(f"tables made: {facts['tables']}{dump}")
     if "recall" in facts:
         parts.append(f"recall {facts['recall']:.4f}")
     if "stage" in facts:
         parts.append(f"{facts['stage']}: {say_count(facts['rows'], facts.get('rows_total'))} rows")
     return ", ".join([*parts, f"{facts['retries']} retries"] if facts.get("retries") else parts)
-
-
-def _say_tables(number: int) -> str:
-    return f"{number} table{'' if number == 1 else 's'}"
 
 
 def _bytes_by_kind(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from schemas.errors import AccessError, StorageError, failure_of, option, redact, without_controls
+from schemas.errors import AccessError, ExtremisError, failure_of, option, redact, without_controls
 from schemas.logs import LOG_FORMAT, json_line, log_as, logs_json, write_line
 from schemas.sizes import say_count
 from schemas.waits import Wait, add_listener
@@ -181,7 +181,7 @@ class Output:
     log_only: bool = False
     bars: bool = True
     remaining: Callable[[float], str] | None = None
-    unkept: list[StorageError | str] | None = None
+    unkept: list[ExtremisError | str] | None = None
 
 
 # Messages go to standard error, results to standard output.
@@ -203,13 +203,13 @@ def output(**changes: Any) -> Iterator[None]:
 
 
 def keep(place: str, write: Callable[[], object], asked: bool = False) -> bool:
-    """Keep results at `place` by `write`; return whether they are kept. `results_first` tells a failure.
+    """Keep results at `place` by `write`; return whether they are kept. `results_first` tells a failure as an error.
 
-    The failure is an error, but a line if only permission is missing, unless this place was `asked` for.
+    It is a line where only permission is missing, and the place was not `asked` for.
     """
     try:
         write()
-    except StorageError as error:
+    except ExtremisError as error:
         if _output.unkept is None:
             raise
         is_refused = isinstance(error, AccessError) and not asked
@@ -221,11 +221,11 @@ def keep(place: str, write: Callable[[], object], asked: bool = False) -> bool:
 
 @contextlib.contextmanager
 def results_first() -> Iterator[None]:
-    """Tell at the end of the block, which shows results, what `keep` could not keep. Raises StorageError."""
-    with output(unkept=(unkept := list[StorageError | str]())):
+    """Tell at the end of the block, which shows results, what `keep` could not keep. Raises ExtremisError."""
+    with output(unkept=(unkept := list[ExtremisError | str]())):
         yield
-        for failure in sorted(unkept, key=lambda each: isinstance(each, StorageError)):
-            if isinstance(failure, StorageError):
+        for failure in unkept:
+            if isinstance(failure, ExtremisError):
                 raise failure
             say(failure, kind="warning")
 

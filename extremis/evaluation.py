@@ -68,8 +68,10 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     recipe, model, checkpoint = load_model(*layouts, step, group, open_device(options.device), earlier=True)
     record = layouts[1].evaluation(options.split, checkpoint.step, later)
     place = (options.out or layouts[1].evaluations) + record.removeprefix(layouts[1].evaluations)
+    keeps = options.out is not None or (options.save and options.is_standard)
     if options.out is not None:
         group.decide(lambda: require_output_file(place, [data, run], "", may_replace=True))
+    before = group.decide(lambda: read_json(place) if keeps and storage.exists(place) else {})
     own: By = group.decide(lambda: scores_of(run, checkpoint.step))
     by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
@@ -141,7 +143,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
     show_activity("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
-    kept = group.decide(lambda: _kept(place, report["metrics"])) if options.is_kept else {}
+    kept = _kept(before, report["metrics"])
     if options.baseline or kept is None:
         show_activity("evaluate: measuring baselines")
         report |= group.decide(lambda: compare_baselines(layouts[0], recipe.data, scorer, scores, **choices))
@@ -158,9 +160,8 @@ def evaluate(data: str, run: str, options: EvaluateOptions = DEFAULTS, group: Gr
             if options.out is None:
                 record_command(layouts[1])
 
-        own = options.labels
+        is_kept, own = keeps and keep(place, save, asked=options.out is not None), options.labels
         is_written = own is not None and keep(own, lambda: write_labels(table, own), asked=True)
-        is_kept = options.is_kept and keep(place, save, asked=options.out is not None)
         file = own if is_written else path_beside(place) if is_kept else None
         return {"labels": {**labels, "file": file}, "record": place if is_kept else None}
 
@@ -205,9 +206,8 @@ def _later(data: str, run: str) -> str | None:
     return None if trained_digest(load_config(RunLayout(run).config)) == digest else digest
 
 
-def _kept(place: str, metrics: dict[str, float]) -> dict[str, Any] | None:
-    """Return the evaluation at `place` if it has the same `metrics`; None if its baselines must be measured again."""
-    before = read_json(place) if storage.exists(place) else {}
+def _kept(before: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any] | None:
+    """Return the evaluation `before` if it has the same `metrics`; None if its baselines must be measured again."""
     is_same = all(metrics.get(name, value) == value for name, value in before.get("metrics", {}).items())
     return before if is_same else None if "baselines" in before else {}
 

@@ -154,7 +154,7 @@ def report(
     Without DATA, the page does not contain queries.
 
     Options:
-        out: URL of the page. Default: report.html in the first RUN, or in TMPDIR without permission to write there.
+        out: URL of the page. Default: report.html in the first RUN or, without permission to write there, in TMPDIR.
         queries: Number of queries to show.
         predictions: Load each run's checkpoint, and show predictions.
 

@@ -112,14 +112,10 @@ class EvaluateOptions(RunOptions, DecisionOptions):
     overwrite: bool = Field(False, description="Replace an existing file of {labels}.")
     out: Annotated[Place, Shown("FOLDER", place=True)] | None = Field(
         None,
-        description="Folder to keep the results in. Default: RUN, for `extremis report`, if {split} is scored whole.",
+        description="Folder to keep the results in. Default: RUN, for `extremis report`, if all queries and labels of "
+        "{split} are scored by the default scores.",
     )
     save: bool = Field(True, description="Keep the results in RUN.")
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the results are kept in the run, or elsewhere."""
-        return self.out is not None or (self.save and self.is_standard)
 
     @property
     def is_standard(self) -> bool:

@@ -66,7 +66,7 @@ def seen(place: Path, **facts: object) -> dict[str, Any]:
 def test_a_run_that_nobody_trains_is_stopped_and_then_finished(run: Path) -> None:
     told = look(run)
     assert (told["kind"], told["state"], told["processes"]) == ("run", "stopped", [])
-    assert told["progress"] == "2 of 4 epochs begun, checkpoint at step 12, 1 table"
+    assert told["progress"] == "2 of 4 epochs begun, checkpoint at step 12, tables: 1"
     files = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     assert sum(told["bytes"].values()) == sum(files.values())
     assert told["bytes"]["negatives"] == sum(size for path, size in files.items() if "negatives" in path.parts)
