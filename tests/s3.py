@@ -72,29 +72,36 @@ def _versitygw() -> str:
     return str(folder / "versitygw")
 
 
-def variables(url: str) -> dict[str, str]:
-    """Return the environment variables by which a user reaches a store of their own at `url`."""
+def variables(url: str, account: str = "key") -> dict[str, str]:
+    """Return the environment variables by which the user of an account reaches a store at `url`."""
     return {
         "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_ACCESS_KEY_ID": account,
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
 
 
 @contextmanager
-def reached_through_proxy(server: tuple[str, int]) -> Iterator[Proxy]:
-    """A proxy before `server`, by which this process reaches s3:// as a user would: by environment variables."""
+def reached(url: str, account: str = "key") -> Iterator[None]:
+    """This process reaches s3:// at `url` as a user would: by environment variables."""
     s3fs = pytest.importorskip("s3fs")
-    brief = types.SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 20)})
-    with proxy(server) as between, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("s3fs.core.asyncio", brief)  # its pauses between two attempts
+    with pytest.MonkeyPatch.context() as patch:
         # botocore's own retries would hide how often ours have to help
-        for name, value in {**variables(between.url), "AWS_MAX_ATTEMPTS": "1"}.items():
+        for name, value in {**variables(url, account), "AWS_MAX_ATTEMPTS": "1"}.items():
             patch.setenv(name, value)
         s3fs.S3FileSystem.clear_instance_cache()
-        yield between
+        yield
         s3fs.S3FileSystem.clear_instance_cache()
+
+
+@contextmanager
+def reached_through_proxy(server: tuple[str, int]) -> Iterator[Proxy]:
+    """A proxy before `server`, by which this process reaches s3://."""
+    brief = types.SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 20)})
+    with proxy(server) as between, pytest.MonkeyPatch.context() as patch, reached(between.url):
+        patch.setattr("s3fs.core.asyncio", brief)  # its pauses between two attempts
+        yield between
 
 
 class Bucket:
@@ -145,11 +152,10 @@ class Bucket:
 
     def let_read(self) -> None:
         """Let READER read and list this bucket."""
-        bucket = f"arn:aws:s3:::{self.name}"
+        rights = {"s3:GetObject": f"arn:aws:s3:::{self.name}/*", "s3:ListBucket": f"arn:aws:s3:::{self.name}"}
         allowed = {"Effect": "Allow", "Principal": {"AWS": [READER]}}
-        of_objects = {**allowed, "Action": ["s3:GetObject"], "Resource": [f"{bucket}/*"]}
-        of_bucket = {**allowed, "Action": ["s3:ListBucket"], "Resource": [bucket]}
-        policy = {"Version": "2012-10-17", "Statement": [of_objects, of_bucket]}
+        stated = [{**allowed, "Action": [right], "Resource": [on]} for right, on in rights.items()]
+        policy = {"Version": "2012-10-17", "Statement": stated}
         self._client.put_bucket_policy(Bucket=self.name, Policy=json.dumps(policy))
 
     def remove(self, key: str) -> None:
