@@ -9,6 +9,7 @@ from schemas.errors import StorageError, failure_of
 from schemas.sizes import PATIENCE, parse_seconds
 
 EXPIRED = "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"  # codes of S3
+NO_NAME = "InvalidBucketName"  # code of S3 for a bucket that cannot exist
 _PERMANENT = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError
 
 
@@ -20,8 +21,9 @@ def patience() -> float:
 
 def may_pass(error: Exception) -> bool:
     """Return true for errors that may be temporary (network); false for a missing file, no access, a full disk."""
-    if isinstance(error, _PERMANENT) or failure_of(error) is not StorageError:
-        return answer_of(error)[1] in EXPIRED
+    code = answer_of(error)[1]
+    if isinstance(error, _PERMANENT) or failure_of(error) is not StorageError or code == NO_NAME:
+        return code in EXPIRED
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes a file
     return isinstance(error, (OSError, *_client_errors()))

@@ -46,7 +46,7 @@ from schemas.errors import (
     missing_extra,
     redact_known,
 )
-from schemas.outages import EXPIRED, answer_of, is_outage, may_pass, patience
+from schemas.outages import EXPIRED, NO_NAME, answer_of, is_outage, may_pass, patience
 from schemas.process import survive_forks
 from schemas.sizes import say_bytes
 from schemas.waits import Wait
@@ -817,11 +817,13 @@ def _fail(error: Exception, verb: str, url: str, attempts: int) -> NoReturn:
     """Raise `error`, or what it means for the file at `url`."""
     if isinstance(error, ExtremisError):
         raise error
-    if isinstance(error, FileNotFoundError):
-        if "bucket does not exist" in str(error) or (verb == "write" and not is_local(url)):  # a store has no folders
-            raise InputError(
-                f"could not {verb} {url}: the bucket does not exist; create the bucket or fix the path."
-            ) from error
+    is_missing = isinstance(error, FileNotFoundError)
+    has_bucket = "bucket does not exist" not in str(error) and answer_of(error)[1] != NO_NAME
+    if not has_bucket or (is_missing and verb == "write" and not is_local(url)):  # a store has no folders
+        raise InputError(
+            f"could not {verb} {url}: the bucket does not exist; create the bucket or fix the path."
+        ) from error
+    if is_missing:
         raise error
     if isinstance(error, IsADirectoryError | NotADirectoryError):
         kind = "a directory" if isinstance(error, IsADirectoryError) else "a path below a file"

@@ -148,10 +148,15 @@ def test_a_streaming_pass_goes_on_where_it_was(store: Proxy, monkeypatch: pytest
 def test_a_missing_bucket_and_missing_credentials_are_named_at_once(
     store: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = "s3://nosuchbucket/x"
-    for request in (storage.list_names, storage.read_bytes, lambda url: storage.write_bytes(url, b"1")):
-        with pytest.raises(InputError, match=f"{url}: the bucket does not exist"):
-            request(url)
+    requests = storage.list_names, storage.read_bytes, lambda url: storage.write_bytes(url, b"1")
+    for url in ("s3://nosuchbucket/x", "s3://b/x"):  # no bucket may have a name of one letter
+        for request in requests:
+            with (
+                store.failing(Faults()) as faults,
+                pytest.raises(InputError, match=f"{url}: the bucket does not exist"),
+            ):
+                request(url)
+            assert faults.requests <= 4  # none is tried again
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
