@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
     from extremis.console import Event as Event
     from extremis.result import Result as Result
     from extremis.training import TrainOptions as TrainOptions
+    from extremis.training import clean as clean
     from extremis.training import cluster as cluster
     from extremis.training import data as data
     from extremis.training import merge as merge
@@ -78,6 +79,7 @@ COMMANDS = {
         ("run", "train", "mine", "merge", "teach", "cluster", "recipes", "plan"), ("Train", "extremis.training")
     ),
     "status": ("Look", "extremis.training"),
+    "clean": ("Look", "extremis.training"),
     **dict.fromkeys(("evaluate", "report", "inspect", "ablate", "crossval", "fuse"), ("Look", "extremis.using")),
     **dict.fromkeys(("export", "predict", "explain", "serve", "tuples", "embed"), ("Use", "extremis.using")),
     "demo": ("Try", "extremis.using"),

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from extremis.result import Grid
@@ -29,12 +29,12 @@ def look(place: str) -> tuple[list[Facts], list[Grid | str]]:
 
     Raises InputError if there is none; StorageError.
     """
-    sizes = storage.list_below(place)
+    sizes = {name: found.size for name, found in storage.list_below(place).items()}
     outputs = [
         _describe(
             f"{place.rstrip('/')}/{root}".rstrip("/"), {n[len(root) :]: sizes[n] for n in sizes if n.startswith(root)}
         )
-        for root in outermost(_folders(sizes, _CLAIMS, RUN_FILE, MANIFEST, KIND_FILE))
+        for root in outermost(folders_of(sizes, _CLAIMS, RUN_FILE, MANIFEST, KIND_FILE))
     ]
     if not outputs:
         raise InputError(f"{place}: no run, data set or other table here, and nobody at work. Is the path right?")
@@ -48,10 +48,10 @@ def look(place: str) -> tuple[list[Facts], list[Grid | str]]:
     return outputs, grids
 
 
-def _folders(sizes: Mapping[str, int], *names: str) -> set[str]:
+def folders_of(paths: Iterable[str], *names: str) -> set[str]:
     """Return the folders, with a slash at the end, of files whose names begin with one of `names`."""
     return {
-        folder + slash for folder, slash, name in (path.rpartition("/") for path in sizes) if name.startswith(names)
+        folder + slash for folder, slash, name in (path.rpartition("/") for path in paths) if name.startswith(names)
     }
 
 
@@ -119,7 +119,7 @@ def _describe_run(url: str, sizes: Mapping[str, int], owner: Facts | None) -> Fa
 def _processes(url: str, sizes: Mapping[str, int]) -> list[Facts]:
     """Return each process at work in the output at `url`, owners first; one at several places, at the innermost."""
     found: dict[tuple[str, int], Facts] = {}
-    for folder in sorted(_folders(sizes, _CLAIMS), key=len):
+    for folder in sorted(folders_of(sizes, _CLAIMS), key=len):
         place = f"{url}/{folder}".rstrip("/")
         for sign in find_signs(place):
             found[sign.owner.machine, sign.owner.pid] = _process(place, sign)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import say, show_activity
+from extremis.retention import find_unneeded, remove
 from extremis.supervisor import train
 from schemas import storage
-from schemas.layout import RUN_FILE, RunLayout, epoch_folder, list_numbers
+from schemas.layout import RUN_FILE, RunLayout
 from schemas.owners import claimed
 from scoring.fitting import fit_fusion
 from scoring.linear import LinearRanker
@@ -89,10 +90,8 @@ def train_finalist(
             outcome = train(data, place, recipe, should_continue=keep, **process)
         best = best_step(layout)
         claim.require()
-        storage.remove(layout.dumps, recursive=True)  # a finished run needs neither dumps nor older tables
+        remove(find_unneeded(place, keep=1))
         drop_old_checkpoints(layout, 0, best)
-        for older in list_numbers(layout.negatives_root)[:-1]:
-            storage.remove(epoch_folder(layout.negatives_root, older), recursive=True)
         facts, judged = dict[str, Any](), dict[str, Metrics]()
         if fits:
             show_activity("learning the weights of the scores")

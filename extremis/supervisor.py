@@ -13,11 +13,12 @@ from typing import Any
 from extremis.console import Bar, current_output, logger, say, show_activity
 from extremis.metrics import serve_metrics
 from extremis.miner import start_miner
+from extremis.retention import find_unneeded, remove
 from extremis.stopping import GRACE, stopping_on_signal
 from schemas import code_version, commit, storage
 from schemas.errors import ExtremisError, StorageError, recognise, redact
 from schemas.layout import RunLayout, epoch_folder, list_numbers
-from schemas.owners import Claim, Unclaimed, claimed, clean_up, forget_ended, require_output_folder
+from schemas.owners import Claim, Unclaimed, claimed, clean_up, forget_ended, reading, require_output_folder
 from schemas.states import showing
 from schemas.storage import read_json, write_json
 from scoring.fitting import carry_fusion
@@ -52,6 +53,7 @@ def train(
         claimed_by_first_rank(run, group, data) as claim,
         stopping_on_signal(grace) as stop_requested,
         logged(run) as log,
+        reading(data, say) if group.first else contextlib.nullcontext(),
     ):
         show_activity(f"{title or 'train'}: reading the data")
         run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
@@ -95,15 +97,27 @@ def train(
                         )
                         if group.first:
                             say(_epoch_line(report, recipe), "epoch", **epochs[-1])
+                            keep_tables(run, recipe)
                         if should_continue is not None and not should_continue(report):
                             break
         finally:
             if miner is not None:
                 miner.stop()
+        if group.first:
+            keep_tables(run, recipe)
         if miner is not None:
             with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
                 discard_unfinished_tables(RunLayout(run))
     return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
+
+
+def keep_tables(run: str, recipe: Recipe) -> None:
+    """Remove what nobody needs of RUN, if the recipe keeps only the newest tables; after an error it is tried later."""
+    if recipe.tables is not None and recipe.tables.keep:
+        try:
+            remove(find_unneeded(run))
+        except StorageError as error:
+            say(f"{run}: older tables and dumps are not removed yet: {error}")
 
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:

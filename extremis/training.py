@@ -30,6 +30,7 @@ from extremis.function import (
     Size,
     Spelled,
     StartTimeout,
+    Time,
     function,
 )
 from extremis.result import Grid, Result
@@ -152,7 +153,7 @@ def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Pro
       extremis data drop data/2026-11-01/
       extremis data list exports/
     """
-    from extremis import versioning
+    from extremis import retention, versioning
 
     place = fspath(place)
     if action == "list":
@@ -163,7 +164,7 @@ def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Pro
     if action == "show":
         facts, parts, shown = versioning.show(place)
         return DataResult(parts=parts, more=facts, shown=shown)
-    return DataResult(more=versioning.drop(place))
+    return DataResult(more=retention.drop(place))
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -189,6 +190,48 @@ def status(place: Place, *, progress: Progress = True) -> StatusResult:
 
     outputs, shown = look(fspath(place))
     return StatusResult(outputs=outputs, shown=shown)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class CleanResult(Result):
+    """What was removed, or with dry_run would be: `place`, `kind`, `names` below it, and `bytes`; `bytes` in all."""
+
+    removed: Sequence[Mapping[str, object]]
+    bytes: int
+    dry_run: bool
+
+
+@function
+def clean(
+    place: Place,
+    *,
+    keep: Positive | None = None,
+    older_than: Time = "7d",
+    dry_run: bool = False,
+    progress: Progress = True,
+) -> CleanResult:
+    """Remove what nobody needs of runs, data sets and exports at PLACE, or in folders below.
+
+    Of a run: dumps and tables of hard negatives or clusters that no kept checkpoint, resumed run or miner needs. In a
+    folder of versions: older versions of data that no other version needs, parts that no version names, and exports
+    that were current earlier. Everywhere: files of ended processes. What a process writes or reads is kept; a process
+    that reads an export, or a trainer that reads data, says so if it cannot write there.
+
+    Options:
+        keep: Newest tables of a run, and newest versions of a data set, to keep. Default: 1, or a run's refresh.keep.
+        older_than: Keep versions, parts and files of ended processes that are younger, and exports that were current
+            since.
+        dry_run: Show what would be removed, and remove nothing.
+
+    Examples:
+      extremis clean runs/1
+      extremis clean s3://bucket/exports --older-than 30d --dry-run
+    """
+    from extremis import retention
+
+    found, shown = retention.clean(fspath(place), keep, float(older_than), dry_run)
+    removed = [{"place": each.root, "kind": each.kind, "names": each.names, "bytes": each.size} for each in found]
+    return CleanResult(removed=removed, bytes=sum(each.size for each in found), dry_run=dry_run, shown=shown)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -327,11 +370,13 @@ def run(
             f"{option('pretrained')} is for trials, and {option('from_run')} makes no trials. Give only one of the two."
         )
     from extremis.auto import run_auto
+    from extremis.retention import say_unneeded
 
     overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
     process["pretrained"] = fspath(pretrained or "")
     earlier = options.from_run or ""
     outcome = run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)
+    say_unneeded(run)
     return TrainResult.of(outcome, run=run)
 
 
@@ -355,6 +400,7 @@ def _train(
 
     load_recipe(recipe, overrides)  # a typo is reported before PyTorch is loaded
 
+    from extremis.retention import say_unneeded
     from extremis.supervisor import carry, joined_ranks
     from extremis.supervisor import train as train_watched
     from trainer.settings.resolve import resolve
@@ -367,6 +413,7 @@ def _train(
     if group.first and (earlier := resolved.recipe.train.start_from):  # when no other rank waits for this rank
         carry(data, run, earlier, resolved.recipe.train.device)
     if group.first:
+        say_unneeded(run)
         say(f"{run}: trained; next: extremis evaluate {data} {run}")
     return TrainResult.of(outcome, run=run)
 

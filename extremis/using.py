@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
@@ -518,7 +519,7 @@ def predict(
     from scoring import prediction_files
     from scoring.containers import SPREADSHEET, STANDARD, input_url
     from scoring.decision import decision_of
-    from scoring.export_versions import resolve_export
+    from scoring.export_versions import in_use, resolve_export
 
     data = None if data is None else fspath(data)
     asked = decision_of(options or DecisionOptions())
@@ -527,7 +528,7 @@ def predict(
     named = None if fields is None else parse_fields(str(fields))
     copied = "/dev/stdin" if source == STANDARD else str(source) if str(source).endswith(SPREADSHEET) else None
     export = resolve_export(fspath(export))
-    with input_url(source, form or "text") as url:
+    with in_use(export, say), input_url(source, form or "text") as url:
         texts = None if data else Texts(url, form, named, encoding=encoding, whole=wide or allowed_by is not None)
         if out != "-":
             reads = [export, data, copied, *(() if texts is None else texts.places())]
@@ -636,10 +637,15 @@ def load(
     is no whole number above 0, and StorageError.
     """
     from scoring import predict as prediction
+    from scoring.export_versions import in_use
 
     place = None if embedder is None else str(embedder)
     threads = None if threads is None else whole_number("threads", threads, 1)
-    return prediction.Model(prediction.open_export(str(export), exact, threads, allow=allow), str(export), place, say)
+    opened = prediction.open_export(str(export), exact, threads, allow=allow)
+    model, lease = prediction.Model(opened, str(export), place, say), contextlib.ExitStack()
+    lease.enter_context(in_use(model.url, say))
+    weakref.finalize(model, lease.close)
+    return model
 
 
 @function

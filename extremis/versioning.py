@@ -1,5 +1,7 @@
-"""Versions of data and exports in a folder: lists versions and their dependencies, and removes a version."""
+"""Versions of data and exports in a folder: lists versions, their dependencies, and the files of each."""
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,35 +11,55 @@ from extremis.console import say
 from extremis.result import Grid
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, staging
-from schemas.manifest import unpublish
-from schemas.owners import claimed
+from schemas.layout import MANIFEST, DataLayout
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.versions import Version, require_parts
-from scoring.export_versions import ExportVersion, find_current, require_needed_exports
+from scoring.export_versions import REPLACED, ExportVersion, find_current, require_needed_exports
 
 
 @dataclass(frozen=True)
-class _Listed:
-    """A data set or export. `fault`: describes files that the item needs but that are missing."""
+class Listed:
+    """A data set or export."""
 
     table: Table
-    fault: str | None
 
     KIND: ClassVar[str]
+
+    @property
+    def folders(self) -> Sequence[str]:
+        """Names of its folders, and of files beside them."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> list[str]:
+        """URLs of the others whose files it uses."""
+        raise NotImplementedError
 
     @classmethod
     def find(cls, url: str) -> Self | None:
         """Open the item at `url`; None if there is no item of this kind."""
         table = Table.find(url)
-        if table is None or table.kind != cls.KIND:
-            return None
+        return None if table is None or table.kind != cls.KIND else cls(table)
+
+    @functools.cached_property
+    def fault(self) -> str | None:
+        """Description of files that the item needs but that are missing."""
         try:
-            (require_parts if cls.KIND == "data" else require_needed_exports)(table)
+            (require_parts if self.KIND == "data" else require_needed_exports)(self.table)
         except TableError as error:
-            return cls(table, str(error))
-        return cls(table, None)
+            return str(error)
+        return None
+
+    @property
+    def url(self) -> str:
+        """The item's URL, which no other one has."""
+        return resolve(self.table.url, ".")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all its files and folders, the manifest first."""
+        return [MANIFEST, *self.folders, REPLACED, ".staging"]
 
     @classmethod
     def below(cls, root: str) -> list[Self]:
@@ -46,18 +68,27 @@ class _Listed:
         return [found for name in names if (found := cls.find(join(root, name))) is not None]
 
 
-class ListedData(_Listed):
+class ListedData(Listed):
     KIND = "data"
     folders = DataLayout.FOLDERS
 
-    @property
+    @functools.cached_property
     def version(self) -> Version:
         return Version.of(self.table.manifest)
 
     @property
-    def needs(self) -> dict[str, str]:
-        """The other data sets that this data set needs: URL by part, oldest first."""
-        return {part: resolve(self.table.url, place) for part, place in self.version.needs if place != "."}
+    def family(self) -> str:
+        """Digest of the first version, which all its later versions share."""
+        return (self.version.lineage or [self.table.digest])[0]
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The URL of the data set with each part, oldest first."""
+        return {part: resolve(self.table.url, place) for part, place in self.version.needs}
+
+    @property
+    def needs(self) -> list[str]:
+        return [url for url in dict.fromkeys(self.parts.values()) if url != self.url]
 
     def to_json(self, root: str) -> dict[str, Any]:
         """Return information about the data set as JSON values; paths are relative to `root`."""
@@ -69,26 +100,13 @@ class ListedData(_Listed):
             "rows": parameters["rows"],
             "labels": parameters["labels"],
             "retired": version.retired,
-            "needs": [relative(root, url) for url in dict.fromkeys(self.needs.values())],
+            "needs": [relative(root, url) for url in self.needs],
             "digest": self.table.digest,
             "fault": self.fault,
         }
 
-    def require_unneeded(self, url: str, folder: str) -> None:
-        """Raise InputError if other data sets in `folder` need this data set at `url`; the message names them."""
-        others = [
-            f"{each.table.url} (version {each.version.number})"
-            for each in ListedData.below(folder)
-            if resolve(each.table.url, ".") != url and url in (resolve(place, ".") for place in each.needs.values())
-        ]
-        if others:
-            raise InputError(
-                f"{self.table.url}: {', '.join(others)} need the part {self.version.part} of this data set. Drop these "
-                "first, beginning with the newest."
-            )
 
-
-class ListedExport(_Listed):
+class ListedExport(Listed):
     KIND = "export"
 
     @property
@@ -97,7 +115,6 @@ class ListedExport(_Listed):
 
     @property
     def needs(self) -> list[str]:
-        """URLs of the exports whose files this export uses."""
         return [resolve(self.table.url, place) for _, place, _ in ExportVersion.of(self.table.manifest).needs]
 
     def to_json(self, root: str) -> dict[str, Any]:
@@ -113,36 +130,6 @@ class ListedExport(_Listed):
             "digest": self.table.digest,
             "fault": self.fault,
         }
-
-    def require_unneeded(self, url: str, folder: str) -> None:
-        """Raise InputError if the export at `url` is current, or if another export in `folder` uses its files."""
-        current = find_current(folder)
-        if current is not None and resolve(current, ".") == url:
-            raise InputError(f"{url}: this is the current export of {folder}. Make another export current first.")
-        others = [other.table.url for other in ListedExport.below(folder) if url in other.needs]
-        if others:
-            raise InputError(f"{url}: {', '.join(others)} need files of this export. Drop these exports first.")
-
-
-def drop(place: str) -> dict[str, Any]:
-    """Unpublish and remove the data set or export at `place`.
-
-    Raises InputError if there is none, or if it is still needed; ClaimedError if another process is writing it.
-    """
-    with claimed(place, "removed", say):
-        listed = ListedExport.find(place) or ListedData.find(place)
-        if listed is None:
-            raise InputError(
-                f"{place}: no data set or export here. extremis data list shows the data sets and exports in a folder."
-            )
-        url = resolve(place, ".")
-        listed.require_unneeded(url, resolve(url, ".."))
-        unpublish(place)
-        for name in listed.folders:
-            storage.remove(join(place, name), recursive=True)
-        storage.remove(staging(place), recursive=True)
-    say(f"{place}: removed")
-    return {listed.KIND: place, "digest": listed.table.digest}
 
 
 def list_all(root: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str | None, list[Grid]]:
@@ -173,7 +160,7 @@ def show(url: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[Grid]]:
     listed = ListedData.find(url)
     if listed is None:
         raise InputError(f"{url}: no data set here. extremis data list shows the data sets in a folder.")
-    places = {**listed.needs, listed.version.part: resolve(url, ".")}
+    places = listed.parts
     rows: dict[str, dict[str, int]] = {part: {} for part in places}
     for name in listed.table.parents:
         if name == "labels" or name.startswith("queries/"):

@@ -6,6 +6,7 @@ build; then the kinds of outputs, which are not written over one another.
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -28,6 +29,7 @@ from schemas.waits import Say, waiting
 
 CLAIM_FILE, HEARTBEAT = ".claim.json", ".claim-beat-"
 BEAT_SECONDS = 2.0
+READER_SECONDS = 60.0  # between two heartbeats of a lease
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until every reader sees a write
 _FORGET_SECONDS = 86400.0  # age of a heartbeat that nobody looks for any more
@@ -95,7 +97,7 @@ class Claim:
     def __init__(self, root: str, owner: Owner) -> None:
         self.root, self.owner = root, owner
         self._is_new = bool(root) and storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
-        self._beats = 0
+        self._beats, self._every = 0, BEAT_SECONDS
         self._confirmed = _clock()
         self._lost: str | None = None
         self._lock = threading.Lock()
@@ -143,7 +145,7 @@ class Claim:
 
     def _beat(self) -> None:
         storage.thread_state.patient = False  # the next beat comes soon, and who requires the claim waits for this one
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._ended.wait(self._every):
             with self._lock, contextlib.suppress(StorageError):  # the next beat may succeed
                 if self._lost is None:
                     self._confirm()
@@ -242,6 +244,25 @@ def watched(root: str, doing: str) -> Iterator[None]:
         watch.release()
 
 
+@contextlib.contextmanager
+def reading(root: str, say: Say) -> Iterator[None]:
+    """Hold a lease on the output at `root` until the block ends, so that it is not removed; `say` if this cannot be."""
+    lease = Unclaimed(root, "read")
+    lease._every = READER_SECONDS
+    try:
+        forget_ended(root)
+        lease._write_beat()
+    except StorageError as error:
+        say(f"{root}: in use without a lease, so extremis clean does not know of it: {error}")
+        yield
+        return
+    lease._thread.start()
+    try:
+        yield
+    finally:
+        lease.release()
+
+
 class Sign(NamedTuple):
     """Newest sign of a process at an output: `beat` has `at` (seconds since 1970) and `state`, or nothing yet."""
 
@@ -263,11 +284,23 @@ def find_signs(root: str) -> list[Sign]:
     return list(signs.values())
 
 
+def find_present(root: str) -> list[Sign]:
+    """Return the signs at `root` of processes that may still be there: not ended, and heard of within a day.
+
+    Raises StorageError.
+    """
+    return [sign for sign in find_signs(root) if not _is_over(sign)]
+
+
+def _is_over(sign: Sign) -> bool:
+    return sign.owner.has_ended() or sign.beat.get("at", math.inf) < time.time() - _FORGET_SECONDS
+
+
 def forget_ended(root: str) -> None:
     """Remove heartbeats of processes that have ended without a claim at `root`. Raises StorageError."""
-    for owner, beat, claims in find_signs(root):
-        if not claims and (owner.has_ended() or time.time() - beat.get("at", 0.0) > _FORGET_SECONDS):
-            storage.remove(_beat_url(root, owner))
+    for sign in find_signs(root):
+        if not sign.claims and _is_over(sign):
+            storage.remove(_beat_url(root, sign.owner))
 
 
 def _require_claim_on(url: str) -> None:

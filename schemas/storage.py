@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import posixpath
 import random
@@ -24,7 +25,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, NoReturn, TypeVar
+from datetime import datetime
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 import fsspec
 import numpy as np
@@ -321,19 +323,32 @@ def list_sizes(url: str) -> dict[str, int]:
     return {name: int(facts["size"]) for name, facts in _list(url).items() if facts["type"] == "file"}
 
 
-def list_below(url: str) -> dict[str, int]:
-    """Return the size in bytes of each file at any depth below the prefix `url`, by the path from there."""
+class Found(NamedTuple):
+    """A file in a listing: its size in bytes, and when it was written, in seconds since 1970 (inf: unknown)."""
+
+    size: int
+    written: float
+
+
+def list_below(url: str) -> dict[str, Found]:
+    """Return each file at any depth below the prefix `url`, by the path from there."""
     fs, path = filesystem(url)
     if not is_local(url):
-        found = _retry(lambda: _call_with_timeout(fs, "find", path, detail=True), "list", url)
-        sizes = {place: int(facts["size"]) for place, facts in found.items()}
+        listed = _retry(lambda: _call_with_timeout(fs, "find", path, detail=True), "list", url)
+        files = {place: Found(int(facts["size"]), _written(facts)) for place, facts in listed.items()}
     else:  # fsspec would leave out a folder in which a file has just been removed
-        sizes = {}
+        files = {}
         for place in (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names):
             with contextlib.suppress(FileNotFoundError):
-                sizes[place] = os.lstat(place).st_size
-    below = {place[len(path.rstrip("/")) + 1 :]: size for place, size in sorted(sizes.items())}
-    return {name: size for name, size in below.items() if name and not posixpath.basename(name).startswith(TEMPORARY)}
+                facts = os.lstat(place)
+                files[place] = Found(facts.st_size, facts.st_mtime)
+    below = {place[len(path.rstrip("/")) + 1 :]: found for place, found in sorted(files.items())}
+    return {name: found for name, found in below.items() if name and not posixpath.basename(name).startswith(TEMPORARY)}
+
+
+def _written(facts: Mapping[str, Any]) -> float:
+    moments = (facts.get(name) for name in ("LastModified", "last_modified", "mtime", "created"))  # of different stores
+    return next((moment.timestamp() for moment in moments if isinstance(moment, datetime)), math.inf)
 
 
 def _list(url: str, detail: bool = True) -> dict[str, Any]:

@@ -1,17 +1,22 @@
 """Versions of exports: what an export needs of earlier exports, and which export of a folder is current."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas import storage
 from schemas.errors import InputError, TableError, option
 from schemas.layout import check_folder, check_name
 from schemas.manifest import Manifest, is_published
+from schemas.owners import reading
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.versions import VERSION, part_name, require_tables
+from schemas.waits import Say
 
 KIND = "export"
 CURRENT = "CURRENT"  # file in a folder of exports that names the current export; replaced as a whole
+REPLACED = ".replaced"  # file in an export, written when another one becomes current in its place
 _LONGEST = 1024  # longest content of CURRENT in bytes
 
 
@@ -97,5 +102,18 @@ def make_current(url: str) -> str:
     if not is_published(url):
         raise InputError(f"{url}: no finished table here, so it cannot be made current.")
     parent, name = resolve(url, ".."), export_name(url)
+    with contextlib.suppress(TableError):
+        if (before := find_current(parent)) not in (None, join(parent, name)) and is_published(before):
+            storage.write_bytes(join(before, REPLACED), b"\n")
     storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
     return join(parent, CURRENT)
+
+
+@contextlib.contextmanager
+def in_use(url: str, say: Say) -> Iterator[None]:
+    """Hold a lease on the export at `url` until the block ends, if `extremis clean` may remove it: beside a CURRENT."""
+    with contextlib.ExitStack() as lease:
+        with contextlib.suppress(InputError):  # the export is a whole bucket
+            if storage.exists(join(resolve(url, ".."), CURRENT)):
+                lease.enter_context(reading(url, say))
+        yield

@@ -312,7 +312,10 @@ def require_room_for_run(context: RunContext) -> None:
     recipe, vectors = context.recipe, context.labels * label_bytes(context.recipe).parameters
     checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, context.sizes))
     rows = sum(source.rows for source in context.sources)
-    dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())
+    tables = len(recipe.table_epochs())
+    if recipe.tables is not None and recipe.tables.keep:
+        tables = min(tables, recipe.checkpoint.keep)
+    dumps = (vectors + 2 * rows * recipe.encoder.dimension) * tables
     needs = {f"checkpoints ({recipe.checkpoint.keep} are kept while one is written)": checkpoints, "dumps": dumps}
     remedy = "Choose another path, or lower encoder.dimension, checkpoint.keep or the number of refreshes"
     require_room(context.run.root, needs, f"{remedy} (refresh.every).")

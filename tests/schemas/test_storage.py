@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,7 +66,9 @@ def test_what_was_written_is_read_listed_measured_and_removed(root: str) -> None
     assert not storage.exists(folder)  # a folder is no file
     storage.write_bytes(join(folder, "x"), b"new")
     assert storage.read_bytes(join(folder, "x")) == b"new"
-    assert storage.list_below(join(root, "a")) == {"b/deep/z": 0, "b/x": 3, "b/y": 2}
+    below = storage.list_below(join(root, "a"))
+    assert {name: found.size for name, found in below.items()} == {"b/deep/z": 0, "b/x": 3, "b/y": 2}
+    assert all(abs(found.written - time.time()) < 60 for found in below.values())
     assert storage.list_below(join(root, "nothing")) == {}
     storage.remove(join(folder, "x"))
     storage.remove(join(folder, "x"))

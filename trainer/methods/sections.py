@@ -319,6 +319,13 @@ class TableSchedule(Options):
         600.0, "maximum number of seconds to wait with stale = 'wait'; after that, a run continues as with 'warn'", gt=0
     )
 
+    keep: int = key(
+        0,
+        "newest tables to keep; a dump or an older table is removed once no checkpoint, resumed run or miner needs it. "
+        "0: keep all",
+        ge=0,
+    )
+
     @property
     def oldest(self) -> int:
         """Maximum number of epochs after its dump before a table is stale."""
