@@ -32,9 +32,10 @@ from trainer.methods.sections import LEAD
 from trainer.recipe_files import load_config
 
 REMOVING = ".removing.json"  # names of what a removal, perhaps an interrupted one, removes
-_PART = re.compile(rf"((?:.*/)?)parts/([^/]+)/(?:labels|queries/[^/]+)/{MANIFEST}")
+_PART = re.compile(r"((?:.*/)?)parts/([^/]+)/(?:labels|queries)/.+")
 _STAGED = re.compile(r"((?:.*/)?)\.staging/.+")
 Files = Mapping[str, Found]
+Numbered = dict[str, dict[int, dict[str, Found]]]  # files of a run by kind and number
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Unneeded:
     size: int
 
     def __str__(self) -> str:
-        shown = f"{self.names[0]} and {len(self.names) - 1} more" if len(self.names) > 1 else self.names[0]
-        return f"{resolve(self.root, shown)}: {self.kind}, {say_bytes(self.size)}"
+        place = self.root if len(self.names) > 1 else resolve(self.root, self.names[0])
+        return f"{place}: {self.kind}, {say_bytes(self.size)}"
 
 
 def find_unneeded(place: str, keep: int | None = None, older_than: float = math.inf) -> list[Unneeded]:
@@ -72,7 +73,7 @@ def find_unneeded(place: str, keep: int | None = None, older_than: float = math.
             found += _untouched(place, files, folder, f"parts/{part}", "parts", before)
     for folder in sorted({match[1] for match in map(_STAGED.fullmatch, files) if match}):
         found += _untouched(place, files, folder, ".staging", "staging", before)
-    for folder in sorted(folders_of(files, REMOVING)):
+    for folder in sorted(folders_of(outside, REMOVING)):
         url = join(place, folder)
         if folder + MANIFEST not in files and not find_present(url):
             names = read_json(join(url, REMOVING))["names"]
@@ -98,7 +99,7 @@ def _untouched(place: str, files: Files, folder: str, name: str, kind: str, befo
 
 def _of_run(url: str, files: Files, keep: int | None) -> Iterator[Unneeded]:
     run, recipe = RunLayout(url), load_config(RunLayout(url).config)["recipe"]
-    numbered: dict[str, dict[int, dict[str, Found]]] = defaultdict(lambda: defaultdict(dict))
+    numbered: Numbered = defaultdict(lambda: defaultdict(dict))
     for name, found in files.items():
         kind, _, path = name.partition("/")
         folder, _, rest = path.partition("/")
@@ -106,17 +107,11 @@ def _of_run(url: str, files: Files, keep: int | None) -> Iterator[Unneeded]:
             numbered[kind][number][rest] = found
     dumps, is_clustered = numbered["dumps"], bool(numbered["clusters"])
     tables = numbered["clusters" if is_clustered else "negatives"]
-    first = oldest = math.inf  # of the dumps and tables that a resumed run or the miner needs
+    first, oldest = math.inf, math.inf
     if run.finished.rpartition("/")[2] not in files:
-        checkpoints = sorted(step for step, names in numbered["checkpoints"].items() if MANIFEST in names)
-        if not checkpoints:
-            return
-        resumed = run.checkpoint(checkpoints[-recipe["checkpoint"]["keep"] :][0])
-        made = {epoch: {"vectors", *_published(tables.get(epoch + LEAD, ()))} for epoch in dumps}
-        unmined = (epoch for epoch in dumps if _published(dumps[epoch]) - made[epoch])
-        first = min(open_manifest(resumed, "checkpoint").parameters["progress"]["epoch"], *unmined, math.inf)
-        oldest = _adopted(run, (epoch for epoch in numbered["adoptions"] if epoch <= first))
-    whole = sorted(number for number in tables if _published(tables[number]) and CLAIM_FILE not in tables[number])
+        first, oldest = _needed_from(run, numbered, recipe["checkpoint"]["keep"], tables)
+    claimed_now = {number for number, names in tables.items() if any(name.endswith(CLAIM_FILE) for name in names)}
+    whole = sorted(number for number in tables.keys() - claimed_now if _published(tables[number]))
     kept = whole[-int(keep or recipe.get("refresh", {}).get("keep") or 1) :]
     for number in sorted({*tables, *(epoch + LEAD for epoch in dumps)}):
         root = run.clusters(number, "queries") if is_clustered else epoch_folder(run.negatives_root, number)
@@ -127,22 +122,34 @@ def _of_run(url: str, files: Files, keep: int | None) -> Iterator[Unneeded]:
             yield Unneeded(root, "dumps", [relative(root, run.dump(epoch))], _size(dumps[epoch].values()))
         names = {name.partition("/")[0] for name in own if not name.startswith((".claim", REMOVING))}
         if names and number < oldest and number not in kept:
-            yield Unneeded(
-                root, "tables", sorted(names, key=lambda name: (name != MANIFEST, name)), _size(own.values())
-            )
+            ordered = sorted(names, key=lambda name: (name != MANIFEST, name))
+            yield Unneeded(root, "tables", ordered, _size(own.values()))
+    unfinished = {step: names for step, names in numbered["checkpoints"].items() if MANIFEST not in names}
+    if unfinished and not find_present(url):
+        size = sum(_size(names.values()) for names in unfinished.values())
+        yield Unneeded(
+            url, "unfinished checkpoints", [relative(url, run.checkpoint(step)) for step in unfinished], size
+        )
+
+
+def _needed_from(run: RunLayout, numbered: Numbered, keep: int, tables: Mapping[int, Files]) -> tuple[float, float]:
+    """Return the epoch of the oldest dump, and the number of the oldest table, that an unfinished run needs."""
+    dumps, finished = numbered["dumps"], [step for step, names in numbered["checkpoints"].items() if MANIFEST in names]
+    if not finished:
+        return -math.inf, -math.inf
+    resumed = run.checkpoint(sorted(finished)[-keep:][0])
+    made = {epoch: {"vectors", *_published(tables.get(epoch + LEAD, ()))} for epoch in dumps}
+    unmined = (epoch for epoch in dumps if _published(dumps[epoch]) - made[epoch])
+    first = min(open_manifest(resumed, "checkpoint").parameters["progress"]["epoch"], *unmined, math.inf)
+    for epoch in sorted((epoch for epoch in numbered["adoptions"] if epoch <= first), reverse=True):
+        if (adopted := read_json(run.adoption(epoch))["table_epoch"]) is not None:
+            return first, adopted
+    return first, -math.inf
 
 
 def _published(names: Iterable[str]) -> set[str]:
     """Return the tables whose manifests are among `names`."""
     return {name.removesuffix(f"/{MANIFEST}") for name in names if name.endswith(f"/{MANIFEST}")}
-
-
-def _adopted(run: RunLayout, epochs: Iterable[int]) -> float:
-    """Return the table that the last of the epochs with a table adopted."""
-    for epoch in sorted(epochs, reverse=True):
-        if (number := read_json(run.adoption(epoch))["table_epoch"]) is not None:
-            return int(number)
-    return -math.inf
 
 
 def _of_versions(place: str, files: Files, keep: int, before: float) -> Iterator[Unneeded]:
@@ -206,7 +213,8 @@ def remove(found: Iterable[Unneeded]) -> list[Unneeded]:
 
 def _remove(root: str, names: Sequence[str]) -> None:
     """Remove `names`, paths from `root`, which this process has claimed."""
-    write_json(join(root, REMOVING), {"names": [*names]})
+    if names[0] == MANIFEST:  # without one, who looks finds what is left
+        write_json(join(root, REMOVING), {"names": [*names]})
     for place in (resolve(root, name) for name in names):
         for below in storage.list_below(place):
             if below.rpartition("/")[2] == MANIFEST:
