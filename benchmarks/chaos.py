@@ -6,10 +6,11 @@ that refuses, loses, resets, drops and delays requests, and on a small disk. At 
 longer than a lease while another process takes over, loses the reader of its log, or gets a rival with the same
 command, perhaps with --overwrite; ended commands are restarted. Processes have different clocks, up to 20 minutes
 apart, scratch files in memory or on a disk that fills and empties, and 1 MB of shared memory. At the end all objects
-are compared with the objects of an undisturbed loop. Mounts are in a separate namespace; if namespaces are not
-allowed, there are no disks.
+are compared with the objects of an undisturbed loop. With --clean, `extremis clean` runs all the time, and is killed
+too; at the end it runs once in each loop, and the bytes of a loop are recorded over time. Mounts are in a separate
+namespace; if namespaces are not allowed, there are no disks.
 
-    python -m benchmarks.chaos [--quick] [--minutes M] [--seed S]
+    python -m benchmarks.chaos [--quick] [--minutes M] [--seed S] [--server versitygw] [--clean] [--epochs E]
 """
 
 import argparse
@@ -27,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,6 @@ time.time, time.time_ns = lambda: seconds() + shift, lambda: nanoseconds() + shi
 """  # a `sitecustomize`: error of a process's clock in seconds
 CHOICES = sets(
     "order.batch=128",
-    "train.epochs=5",
     "refresh.source=table",
     "refresh.every=1",
     "refresh.stale=wait",  # no table is late, so that every run trains on the same tables
@@ -96,6 +96,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one loop, some three minutes")
     parser.add_argument("--minutes", type=float, help="how long loops are begun (30)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults and of the moments")
+    parser.add_argument("--server", choices=["moto", "versitygw"], default="moto", help="what speaks S3")
+    parser.add_argument("--clean", action="store_true", help="remove all the time what nobody needs")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of the run")
     options = parser.parse_args()
     if NAMESPACE not in os.environ:
         os.environ[NAMESPACE] = words = "unshare -m" if os.geteuid() == 0 else "unshare -rm"
@@ -103,30 +106,38 @@ def main() -> None:
             os.execvp("unshare", [*words.split(), *sys.orig_argv])
         os.environ[NAMESPACE] = ""
     minutes = options.minutes or (0.5 if options.quick else 30)
-    sys.exit(0 if chaos(minutes, options.seed)["holds"] else 1)
+    sys.exit(0 if chaos(minutes, options)["holds"] else 1)
 
 
-def chaos(minutes: float, seed: int) -> dict:
+def chaos(minutes: float, options: argparse.Namespace) -> dict:
     """Run one undisturbed loop, then disturbed loops for `minutes`; compare and report."""
+    seed, storage = options.seed, dict[str, list[tuple[float, int]]]()
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
-        between = stack.enter_context(store(Path(name), seed))
+        between = stack.enter_context(store(Path(name), seed, options.server))
         raw, draw = write_tate(Path(name) / "raw", 1500, 200), random.Random(seed)
         machine = stack.enter_context(contextlib.closing(UnreliableMachine(Path(name) / "machine", draw)))
-        undisturbed = Loop(raw, f"s3://{BUCKET}/undisturbed", machine)
-        for step in undisturbed.steps():
-            undisturbed.run(step)
+        undisturbed = Loop(raw, f"s3://{BUCKET}/undisturbed", machine, options.epochs)
+        with undisturbed.weighed() as storage["undisturbed, nothing removed"]:
+            for step in undisturbed.steps():
+                undisturbed.run(step)
+        if options.clean:
+            undisturbed.run(undisturbed.cleaning)
         expected = artifacts(undisturbed.place)
         began, counts = time.monotonic(), Counter[str]()
         differences, leftovers, wrong = list[str](), list[str](), list[str]()
         loops, requests, longest, silence = 0, 0, 0.0, 0.0
         while loops == 0 or time.monotonic() - began < 60 * minutes:
             local = machine.mounts and (loops + seed) % 2
-            loop = Loop(raw, f"{machine.disk if local else f's3://{BUCKET}'}/loop-{loops}", machine)
+            loop = Loop(raw, f"{machine.disk if local else f's3://{BUCKET}'}/loop-{loops}", machine, options.epochs)
             between.faults = faults = Faults(FAULT_SHARE, seed + loops)
-            for step in loop.steps():
-                loop.disturb(step)
+            with loop.weighed() as weights, loop.cleaned() if options.clean else contextlib.nullcontext():
+                for step in loop.steps():
+                    loop.disturb(step)
             between.faults = Faults()
+            if options.clean:
+                storage[f"loop {loops}"] = weights
+                loop.run(loop.cleaning)
             made = artifacts(loop.place)
             differing_now = differing(expected, made)
             differences += differing_now
@@ -158,6 +169,7 @@ def chaos(minutes: float, seed: int) -> dict:
             "seconds of the longest silence": round(silence, 1),
             "artifacts compared": loops * len(expected),
             "requests": requests,
+            **({"cleaners": counts["cleaner"], "storage, bytes by second": storage} if options.clean else {}),
             "faults": {kind.removeprefix("fault: "): counts[kind] for kind in counts if kind.startswith("fault: ")},
         },
         {
@@ -228,13 +240,8 @@ class UnreliableMachine:
                 filler.unlink()
 
         draw = random.Random(self.draw.random())
-        thread = threading.Thread(target=fill)
-        thread.start()
-        try:
+        with _beside(fill, over):
             yield
-        finally:
-            over.set()
-            thread.join()
 
 
 class Command:
@@ -277,6 +284,7 @@ class Loop:
     raw: Path
     place: str
     machine: UnreliableMachine
+    epochs: int
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     longest: float = 0.0  # seconds per command
@@ -288,12 +296,49 @@ class Loop:
         shard = ["--tokenizer", "train:1000", "--row-group-rows", "64", "--propensity", "0.55,1.5"]
         return [
             ["shard", str(self.raw), data, *shard, "--validation", "0.1"],
-            ["run", "astra", data, run, *CHOICES, "--resume"],
+            ["run", "astra", data, run, *CHOICES, *sets(f"train.epochs={self.epochs}"), "--resume"],
             ["evaluate", data, run],
             ["fuse", data, run, "--queries", "100"],
             ["export", data, run, exported],
             ["predict", exported, "--data", data, f"{self.place}/predictions.jsonl", "--overwrite"],
         ]
+
+    @property
+    def cleaning(self) -> list[str]:
+        """The command that removes what nobody needs."""
+        return ["clean", self.place, "--older-than", "0"]
+
+    @contextlib.contextmanager
+    def cleaned(self) -> Iterator[None]:
+        """Clean the loop's place all the time until the block ends; every fifth cleaner is killed."""
+        over, draw = threading.Event(), random.Random(self.machine.draw.random())
+
+        def clean() -> None:
+            while not over.is_set():
+                cleaner = self.machine.start(self.cleaning, [])
+                if draw.random() < 0.2:
+                    over.wait(draw.uniform(2, 10))
+                    cleaner.process.kill()
+                if self._end(self.cleaning, cleaner) == 0:
+                    self.counts["cleaner"] += 1
+
+        with _beside(clean, over):
+            yield
+
+    @contextlib.contextmanager
+    def weighed(self) -> Iterator[list[tuple[float, int]]]:
+        """Record (second, bytes below the loop's place) until the block ends."""
+        over, began, weights = threading.Event(), time.monotonic(), list[tuple[float, int]]()
+
+        def weigh() -> None:
+            filesystem, path = fsspec.core.url_to_fs(self.place)
+            while not over.wait(1):
+                with contextlib.suppress(Exception):  # a fault
+                    filesystem.invalidate_cache()
+                    weights.append((round(time.monotonic() - began, 1), filesystem.du(path)))
+
+        with _beside(weigh, over):
+            yield weights
 
     def run(self, step: list[str]) -> None:
         """Run a command to its end; it must succeed."""
@@ -387,6 +432,18 @@ class Loop:
         if (status not in ends and not is_told) or "Traceback" in said:
             self.wrong.append(f"{step[0]} ended with {status}: {said[-2000:]}")
         return status
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """Let a thread work until the block ends, which sets `over`."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def artifacts(place: str) -> dict[str, bytes]:

@@ -122,15 +122,15 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
 
 
 @contextmanager
-def store(folder: Path, seed: int) -> Iterator[Proxy]:
-    """Yield the proxy of a bucket; environment variables lead this process and its children to it."""
+def store(folder: Path, seed: int, server: str = "moto") -> Iterator[Proxy]:
+    """Yield the proxy of a bucket of a `server`; environment variables lead this process and its children to it."""
     credentials = {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_MAX_ATTEMPTS": "1",  # botocore's own retries would hide the number of our retries
     }
-    with serve(folder / "moto.log") as port, proxy(("127.0.0.1", port)) as between:
+    with serve(folder / f"{server}.log", server) as port, proxy(("127.0.0.1", port)) as between:
         os.environ.update(credentials, AWS_ENDPOINT_URL=between.url)
         boto3.client("s3").create_bucket(Bucket=BUCKET)
         yield between
