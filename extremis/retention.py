@@ -4,38 +4,33 @@ A run resumes from one of its newest checkpoints and then follows the recorded a
 and the miner compares with the table before. So a run needs its dumps from the epoch of the oldest such checkpoint on,
 dumps that no table was mined from yet, and every table from the one on that the oldest of these epochs adopted. A
 finished run resumes nowhere. Versions and exports are needed by others in their folder, and by who reads them.
-
-A removal first writes the names of what it removes, then hides the tables, then removes them; the next one goes on.
 """
 
 import math
-import re
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from extremis.at_work import folders_of, outermost
 from extremis.console import say
-from extremis.result import Grid
 from extremis.versioning import Listed, ListedData, ListedExport
 from schemas import storage
 from schemas.errors import ClaimedError, InputError, StorageError, TableError
 from schemas.layout import MANIFEST, RUN_FILE, RunLayout, epoch_folder, parse_number
 from schemas.manifest import open_manifest
-from schemas.owners import CLAIM_FILE, HEARTBEAT, claimed, find_present, forget_ended
+from schemas.owners import CLAIM_FILE, KIND_FILE, claimed, find_signs, forget_ended
 from schemas.sizes import say_bytes
 from schemas.storage import Found, join, read_json, relative, resolve, write_json
 from scoring.export_versions import REPLACED, find_current
 from trainer.methods.sections import LEAD
 from trainer.recipe_files import load_config
 
+STAGING = "staging"  # kind of what processes have left, and of their claims
 REMOVING = ".removing.json"  # names of what a removal, perhaps an interrupted one, removes
-_PART = re.compile(r"((?:.*/)?)parts/([^/]+)/(?:labels|queries)/.+")
-_STAGED = re.compile(r"((?:.*/)?)\.staging/.+")
 Files = Mapping[str, Found]
-Numbered = dict[str, dict[int, dict[str, Found]]]  # files of a run by kind and number
+Numbered = Mapping[int, Files]  # files below each numbered folder of a run
 
 
 @dataclass(frozen=True)
@@ -58,90 +53,84 @@ def find_unneeded(place: str, keep: int | None = None, older_than: float = math.
     `keep`: newest tables of a run (None: its `refresh.keep`, or one), and newest versions of data. Staging, parts and
     versions must be `older_than` seconds, and exports no longer current for so long. Raises TableError, StorageError.
     """
-    files, before = storage.list_below(place), time.time() - older_than
+    files, before, found = storage.list_below(place), time.time() - older_than, list[Unneeded]()
     runs = outermost(folders_of(files, RUN_FILE))
-    found = list[Unneeded]()
     for run in runs:
         try:
-            found += _of_run(join(place, run), _below(files, run), keep)
+            found += _of_run(RunLayout(join(place, run)), _below(files, run), keep)
         except (TableError, InputError, FileNotFoundError) as error:  # a checkpoint may have just been replaced
             say(f"{join(place, run)}: nothing of this run is removed: {error}")
     outside = {name: files[name] for name in files if not name.startswith(tuple(runs))}
     found += _of_versions(place, outside, keep or 1, before)
-    for folder, part in sorted({match.groups() for match in map(_PART.fullmatch, outside) if match}):
-        if part not in _named_parts(join(place, folder)):
-            found += _untouched(place, files, folder, f"parts/{part}", "parts", before)
-    for folder in sorted({match[1] for match in map(_STAGED.fullmatch, files) if match}):
-        found += _untouched(place, files, folder, ".staging", "staging", before)
+    staged = {name.partition(".staging/")[0] for name in files if "/.staging/" in f"/{name}"}
+    for folder in sorted(staged & folders_of(files, MANIFEST, KIND_FILE) | folders_of(files, CLAIM_FILE)):
+        left = {name: each for name, each in _below(files, folder).items() if name.startswith((".staging/", ".claim"))}
+        found += _untouched(join(place, folder), ".staging", left, STAGING, before)
     for folder in sorted(folders_of(outside, REMOVING)):
-        url = join(place, folder)
-        if folder + MANIFEST not in files and not find_present(url):
+        if folder + MANIFEST not in files and not _is_used(url := join(place, folder)):
             names = read_json(join(url, REMOVING))["names"]
-            left = [each for name in names for each in _below(files, folder + name).values()]
-            found.append(Unneeded(url, "left by a removal", names, _size(left)))
+            size = sum(_size(_below(files, folder + name)) for name in names)
+            found.append(Unneeded(url, "left by a removal", names, size))
     return found
 
 
-def _below(files: Files, folder: str) -> dict[str, Found]:
+def _below(files: Files, folder: str) -> Files:
     return {name.removeprefix(folder): files[name] for name in files if name.startswith(folder)}
 
 
-def _size(files: Iterable[Found]) -> int:
-    return sum(found.size for found in files)
+def _is_used(url: str) -> bool:
+    return any(not sign.is_over for sign in find_signs(url))
 
 
-def _untouched(place: str, files: Files, folder: str, name: str, kind: str, before: float) -> Iterator[Unneeded]:
-    """Yield a folder of unfinished files, if nobody works there and none is newer than `before`."""
-    root, own = join(place, folder), _below(files, f"{folder}{name}/").values()
-    if max(found.written for found in own) < before and not find_present(root):
-        yield Unneeded(root, kind, [name], _size(own))
+def _size(files: Files) -> int:
+    return sum(found.size for found in files.values())
 
 
-def _of_run(url: str, files: Files, keep: int | None) -> Iterator[Unneeded]:
-    run, recipe = RunLayout(url), load_config(RunLayout(url).config)["recipe"]
-    numbered: Numbered = defaultdict(lambda: defaultdict(dict))
+def _untouched(root: str, name: str, files: Files, kind: str, before: float) -> Iterator[Unneeded]:
+    """Yield the folder `name` with `files`, if nobody works at `root` and none is newer than `before`."""
+    if max(found.written for found in files.values()) < before and not _is_used(root):
+        yield Unneeded(root, kind, [name], _size(files))
+
+
+def _of_run(run: RunLayout, files: Files, keep: int | None) -> Iterator[Unneeded]:
+    recipe = load_config(run.config)["recipe"]
+    numbered: dict[str, dict[int, dict[str, Found]]] = defaultdict(lambda: defaultdict(dict))
     for name, found in files.items():
-        kind, _, path = name.partition("/")
-        folder, _, rest = path.partition("/")
+        kind, folder, rest = (*name.split("/", 2), "", "")[:3]
         if (number := parse_number(folder.removesuffix(".json"))) is not None:
             numbered[kind][number][rest] = found
     dumps, is_clustered = numbered["dumps"], bool(numbered["clusters"])
     tables = numbered["clusters" if is_clustered else "negatives"]
     first, oldest = math.inf, math.inf
     if run.finished.rpartition("/")[2] not in files:
-        first, oldest = _needed_from(run, numbered, recipe["checkpoint"]["keep"], tables)
-    claimed_now = {number for number, names in tables.items() if any(name.endswith(CLAIM_FILE) for name in names)}
-    whole = sorted(number for number in tables.keys() - claimed_now if _published(tables[number]))
-    kept = whole[-int(keep or recipe.get("refresh", {}).get("keep") or 1) :]
+        saved = sorted(step for step, names in numbered["checkpoints"].items() if MANIFEST in names)
+        resumed = saved[-recipe["checkpoint"]["keep"] :][:1]
+        first, oldest = _needed_from(run, resumed, dumps, tables, numbered["adoptions"])
+    whole = [n for n, names in tables.items() if _published(names) and not any(CLAIM_FILE in name for name in names)]
+    kept = sorted(whole)[-int(keep or recipe.get("refresh", {}).get("keep") or 1) :]
     for number in sorted({*tables, *(epoch + LEAD for epoch in dumps)}):
         root = run.clusters(number, "queries") if is_clustered else epoch_folder(run.negatives_root, number)
         own, epoch = _below(tables.get(number, {}), "queries/" if is_clustered else ""), number - LEAD
-        if any(name.startswith(".claim") for name in own) and find_present(root):
+        if any(name.startswith(".claim") for name in own) and _is_used(root):
             continue
         if epoch in dumps and epoch < first:
-            yield Unneeded(root, "dumps", [relative(root, run.dump(epoch))], _size(dumps[epoch].values()))
+            yield Unneeded(root, "dumps", [relative(root, run.dump(epoch))], _size(dumps[epoch]))
         names = {name.partition("/")[0] for name in own if not name.startswith((".claim", REMOVING))}
         if names and number < oldest and number not in kept:
-            ordered = sorted(names, key=lambda name: (name != MANIFEST, name))
-            yield Unneeded(root, "tables", ordered, _size(own.values()))
-    unfinished = {step: names for step, names in numbered["checkpoints"].items() if MANIFEST not in names}
-    if unfinished and not find_present(url):
-        size = sum(_size(names.values()) for names in unfinished.values())
-        yield Unneeded(
-            url, "unfinished checkpoints", [relative(url, run.checkpoint(step)) for step in unfinished], size
-        )
+            yield Unneeded(root, "tables", sorted(names, key=lambda name: (name != MANIFEST, name)), _size(own))
 
 
-def _needed_from(run: RunLayout, numbered: Numbered, keep: int, tables: Mapping[int, Files]) -> tuple[float, float]:
+def _needed_from(
+    run: RunLayout, resumed: Sequence[int], dumps: Numbered, tables: Numbered, adoptions: Iterable[int]
+) -> tuple[float, float]:
     """Return the epoch of the oldest dump, and the number of the oldest table, that an unfinished run needs."""
-    dumps, finished = numbered["dumps"], [step for step, names in numbered["checkpoints"].items() if MANIFEST in names]
-    if not finished:
+    if not resumed:
         return -math.inf, -math.inf
-    resumed = run.checkpoint(sorted(finished)[-keep:][0])
-    made = {epoch: {"vectors", *_published(tables.get(epoch + LEAD, ()))} for epoch in dumps}
+    made = {epoch: {"vectors", *_published(tables.get(epoch + LEAD, {}))} for epoch in dumps}
     unmined = (epoch for epoch in dumps if _published(dumps[epoch]) - made[epoch])
-    first = min(open_manifest(resumed, "checkpoint").parameters["progress"]["epoch"], *unmined, math.inf)
-    for epoch in sorted((epoch for epoch in numbered["adoptions"] if epoch <= first), reverse=True):
+    state = open_manifest(run.checkpoint(resumed[0]), "checkpoint").parameters
+    first = min(state["progress"]["epoch"], *unmined, math.inf)
+    for epoch in sorted((epoch for epoch in adoptions if epoch <= first), reverse=True):
         if (adopted := read_json(run.adoption(epoch))["table_epoch"]) is not None:
             return first, adopted
     return first, -math.inf
@@ -153,51 +142,47 @@ def _published(names: Iterable[str]) -> set[str]:
 
 
 def _of_versions(place: str, files: Files, keep: int, before: float) -> Iterator[Unneeded]:
-    """Yield versions of data behind the newest `keep`, and exports behind the current one, that no other one needs."""
+    """Yield what no other version needs: parts, data behind the newest `keep`, exports behind the current one."""
     roots = {resolve(join(place, root), "."): root for root in outermost(folders_of(files, MANIFEST))}
     for folder in sorted({resolve(url, "..") for url in roots}):
-        listed: list[Listed] = [*ListedData.below(folder), *ListedExport.below(folder)]
-        numbers = defaultdict[str, set[int]](set)
+        data, old = ListedData.below(folder), list[Listed]()
+        listed: list[Listed] = [*data, *ListedExport.below(folder)]
         for each in listed:
+            if (root := roots.get(each.url)) is None:
+                continue
+            stamp = files.get(root + REPLACED)
             if isinstance(each, ListedData):
-                numbers[each.family].add(each.version.number)
-        old = list[Listed]()
-        for each in listed:
-            is_data, root = isinstance(each, ListedData), roots.get(each.url)
-            stamp = None if root is None else files.get(root + (MANIFEST if is_data else REPLACED))
-            is_newest = isinstance(each, ListedData) and each.version.number in sorted(numbers[each.family])[-keep:]
-            if stamp is not None and stamp.written < before and not is_newest and not find_present(each.url):
+                numbers = sorted({other.version.number for other in data if other.family == each.family})
+                stamp = files.get(root + MANIFEST) if each.version.number < numbers[-keep:][0] else None
+                named = {part for other in data for part, url in other.parts.items() if url == each.url}
+                for part in {name.partition("/")[0] for name in _below(files, f"{root}parts/")} - named:
+                    own = _below(files, f"{root}parts/{part}/")
+                    yield from _untouched(each.url, f"parts/{part}", own, "parts that no version names", before)
+            if stamp is not None and stamp.written < before and not _is_used(each.url):
                 old.append(each)
         while gone := next((each for each in reversed(old) if not why_needed(each, listed)), None):
-            own = (_below(files, roots[gone.url] + name) for name in gone.names)
-            yield Unneeded(gone.url, gone.KIND, gone.names, sum(_size(each.values()) for each in own))
+            size = sum(_size(_below(files, roots[gone.url] + name)) for name in gone.names)
+            yield Unneeded(gone.url, f"{gone.KIND} versions", gone.names, size)
             listed.remove(gone)
             old.remove(gone)
 
 
 def why_needed(item: Listed, listed: Iterable[Listed]) -> str:
-    """Say why a data set or an export cannot be removed from its folder, where also `listed` are; "" if it can."""
+    """Say why a data set or an export cannot be removed from its folder, where `listed` are too; "" if it can."""
     folder = resolve(item.url, "..")
     if isinstance(item, ListedExport) and (current := find_current(folder)) and resolve(current, ".") == item.url:
         return f"this is the current export of {folder}. Make another export current first."
     if others := [each.table.url for each in listed if each.url != item.url and item.url in each.needs]:
         return f"{', '.join(others)} need files of this {item.KIND}. Drop these first, beginning with the newest."
-    readers = (sign.owner.work for sign in find_present(item.url) if not sign.claims)
+    readers = (sign.owner.work for sign in find_signs(item.url) if not (sign.claims or sign.is_over))
     return next((f"{work}. Wait until it has ended." for work in readers), "")
-
-
-def _named_parts(url: str) -> set[str]:
-    """Return the parts of the data set at `url` that it, or another one beside it, names."""
-    url = resolve(url, ".")
-    places = (place for each in ListedData.below(resolve(url, "..")) for place in each.parts.items())
-    return {part for part, place in places if place == url}
 
 
 def remove(found: Iterable[Unneeded]) -> list[Unneeded]:
     """Remove what was found, and return what was removed: all but what another process claims. Raises StorageError."""
-    removed, claims = list[Unneeded](), set[str]()
+    removed, kept = list[Unneeded](), set[str]()
     for each in found:
-        if each.root in claims:  # a table stays while its dump stays
+        if each.root in kept:  # a table stays while its dump stays
             continue
         try:
             with claimed(each.root, "removed", say):
@@ -206,14 +191,14 @@ def remove(found: Iterable[Unneeded]) -> list[Unneeded]:
                 storage.remove(each.root, recursive=True)  # an empty folder
             removed.append(each)
         except ClaimedError as error:
-            claims.add(each.root)
+            kept.add(each.root)
             say(f"kept: {error}")
     return removed
 
 
 def _remove(root: str, names: Sequence[str]) -> None:
-    """Remove `names`, paths from `root`, which this process has claimed."""
-    if names[0] == MANIFEST:  # without one, who looks finds what is left
+    """Remove `names`, paths from `root`, which this process has claimed; after a crash, the next removal goes on."""
+    if names[0] == MANIFEST:  # without one, nobody would find the rest
         write_json(join(root, REMOVING), {"names": [*names]})
     for place in (resolve(root, name) for name in names):
         for below in storage.list_below(place):
@@ -242,30 +227,13 @@ def drop(place: str) -> dict[str, Any]:
     return {listed.KIND: place, "digest": listed.table.digest}
 
 
-def clean(place: str, keep: int | None, older_than: float, dry_run: bool) -> tuple[list[Unneeded], list[Grid]]:
-    """Remove what nobody needs at or below `place`; with `dry_run` only say so. Return it, and a table by kind."""
-    found = find_unneeded(place, keep, older_than)
-    if not dry_run:
-        found = remove(found)
-        for folder in folders_of(storage.list_below(place), HEARTBEAT):
-            forget_ended(join(place, folder))
-    for each in found:
-        say(str(each))
-    if not found:
-        say(f"{place}: somebody needs, or may need, all of it")
-    counts, sizes = Counter(each.kind for each in found), Counter[str]()
-    for each in found:
-        sizes[each.kind] += each.size
-    rows = [[kind, f"{counts[kind]:,}", say_bytes(size)] for kind, size in sizes.most_common()]
-    title = f"{'not needed' if dry_run else 'removed'} at {place}"
-    return found, [Grid(title, ["kind", "number", "bytes"], rows)] if rows else []
-
-
-def say_unneeded(run: str) -> None:
-    """Say how many bytes of a run nobody needs, and how to remove them."""
+def tidy(run: str, keep: int) -> None:
+    """Remove what nobody needs of RUN if its recipe says `keep`; else say how much this is."""
     try:
-        size = sum(each.size for each in find_unneeded(run))
-    except StorageError:  # the run itself is whole
-        return
-    if size:
-        say(f"{run}: nobody needs {say_bytes(size)} of it any more; to remove them: extremis clean {run}")
+        found = find_unneeded(run)
+        if keep:
+            remove(found)
+        elif size := sum(each.size for each in found):
+            say(f"{run}: nobody needs {say_bytes(size)} of it any more; to remove them: extremis clean {run}")
+    except StorageError as error:  # the run itself is whole
+        say(f"{run}: what nobody needs of it is not removed: {error}")

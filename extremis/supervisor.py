@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import re
 import sys
 import threading
@@ -13,12 +14,12 @@ from typing import Any
 from extremis.console import Bar, current_output, logger, say, show_activity
 from extremis.metrics import serve_metrics
 from extremis.miner import start_miner
-from extremis.retention import find_unneeded, remove
+from extremis.retention import STAGING, find_unneeded, remove, tidy
 from extremis.stopping import GRACE, stopping_on_signal
 from schemas import code_version, commit, storage
 from schemas.errors import ExtremisError, StorageError, recognise, redact
-from schemas.layout import RunLayout, epoch_folder, list_numbers
-from schemas.owners import Claim, Unclaimed, claimed, clean_up, forget_ended, reading, require_output_folder
+from schemas.layout import RunLayout
+from schemas.owners import READER_SECONDS, Claim, Unclaimed, claimed, forget_ended, require_output_folder, watched
 from schemas.states import showing
 from schemas.storage import read_json, write_json
 from scoring.fitting import carry_fusion
@@ -53,7 +54,7 @@ def train(
         claimed_by_first_rank(run, group, data) as claim,
         stopping_on_signal(grace) as stop_requested,
         logged(run) as log,
-        reading(data, say) if group.first else contextlib.nullcontext(),
+        watched(data, "read", say, READER_SECONDS) if group.first else contextlib.nullcontext(),
     ):
         show_activity(f"{title or 'train'}: reading the data")
         run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
@@ -97,27 +98,18 @@ def train(
                         )
                         if group.first:
                             say(_epoch_line(report, recipe), "epoch", **epochs[-1])
-                            keep_tables(run, recipe)
+                            if recipe.tables is not None and recipe.tables.keep:
+                                tidy(run, recipe.tables.keep)
                         if should_continue is not None and not should_continue(report):
                             break
         finally:
             if miner is not None:
                 miner.stop()
-        if group.first:
-            keep_tables(run, recipe)
         if miner is not None:
             with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
-                discard_unfinished_tables(RunLayout(run))
+                forget_ended(run)
+                remove(each for each in find_unneeded(run, older_than=-math.inf) if each.kind == STAGING)
     return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
-
-
-def keep_tables(run: str, recipe: Recipe) -> None:
-    """Remove what nobody needs of RUN, if the recipe keeps only the newest tables; after an error it is tried later."""
-    if recipe.tables is not None and recipe.tables.keep:
-        try:
-            remove(find_unneeded(run))
-        except StorageError as error:
-            say(f"{run}: older tables and dumps are not removed yet: {error}")
 
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:
@@ -307,15 +299,3 @@ def logged(run: str) -> Iterator[RunLog]:
     finally:
         logger.removeHandler(log)
         log.end()
-
-
-def discard_unfinished_tables(run: RunLayout) -> None:
-    """Remove unfinished tables whose miners have ended, and the miners' heartbeats. Raises StorageError."""
-    forget_ended(run.root)
-    # The negative tables of one dump share one owner.
-    outputs = [(epoch_folder(run.negatives_root, epoch), "mined") for epoch in list_numbers(run.negatives_root)]
-    outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in list_numbers(run.clusters_root)]
-    for out, doing in outputs:
-        clean_up(out, doing)
-        if not storage.list_names(out):
-            storage.remove(out, recursive=True)

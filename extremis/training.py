@@ -8,6 +8,7 @@ import json
 import shlex
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
@@ -194,10 +195,10 @@ def status(place: Place, *, progress: Progress = True) -> StatusResult:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class CleanResult(Result):
-    """What was removed, or with dry_run would be: `place`, `kind`, `names` below it, and `bytes`; `bytes` in all."""
+    """What was removed, or with dry_run would be: `names` below `place`; and `bytes` by kind."""
 
     removed: Sequence[Mapping[str, object]]
-    bytes: int
+    bytes: Mapping[str, int]
     dry_run: bool
 
 
@@ -227,11 +228,20 @@ def clean(
       extremis clean runs/1
       extremis clean s3://bucket/exports --older-than 30d --dry-run
     """
-    from extremis import retention
+    from extremis.retention import find_unneeded, remove
+    from schemas.sizes import say_bytes
 
-    found, shown = retention.clean(fspath(place), keep, float(older_than), dry_run)
+    found = find_unneeded(fspath(place), keep, float(older_than))
+    found = found if dry_run else remove(found)
+    sizes = Counter[str]()
+    for each in found:
+        say(str(each))
+        sizes[each.kind] += each.size
+    grid = Grid(
+        "not needed" if dry_run else "removed", ["kind", "bytes"], [[k, say_bytes(n)] for k, n in sizes.items()]
+    )
     removed = [{"place": each.root, "kind": each.kind, "names": each.names, "bytes": each.size} for each in found]
-    return CleanResult(removed=removed, bytes=sum(each.size for each in found), dry_run=dry_run, shown=shown)
+    return CleanResult(removed=removed, bytes=sizes, dry_run=dry_run, shown=[grid] if found else ["nothing to remove"])
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -370,13 +380,13 @@ def run(
             f"{option('pretrained')} is for trials, and {option('from_run')} makes no trials. Give only one of the two."
         )
     from extremis.auto import run_auto
-    from extremis.retention import say_unneeded
+    from extremis.retention import tidy
 
     overrides = (*overrides, WAIT_FOR_TABLES) if deterministic else overrides
     process["pretrained"] = fspath(pretrained or "")
     earlier = options.from_run or ""
     outcome = run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, earlier=earlier, **process)
-    say_unneeded(run)
+    tidy(run, 0)
     return TrainResult.of(outcome, run=run)
 
 
@@ -400,7 +410,7 @@ def _train(
 
     load_recipe(recipe, overrides)  # a typo is reported before PyTorch is loaded
 
-    from extremis.retention import say_unneeded
+    from extremis.retention import tidy
     from extremis.supervisor import carry, joined_ranks
     from extremis.supervisor import train as train_watched
     from trainer.settings.resolve import resolve
@@ -413,7 +423,7 @@ def _train(
     if group.first and (earlier := resolved.recipe.train.start_from):  # when no other rank waits for this rank
         carry(data, run, earlier, resolved.recipe.train.device)
     if group.first:
-        say_unneeded(run)
+        tidy(run, 0 if resolved.recipe.tables is None else resolved.recipe.tables.keep)
         say(f"{run}: trained; next: extremis evaluate {data} {run}")
     return TrainResult.of(outcome, run=run)
 

@@ -1,7 +1,6 @@
 """Versions of data and exports in a folder: lists versions, their dependencies, and the files of each."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,22 +18,12 @@ from scoring.export_versions import REPLACED, ExportVersion, find_current, requi
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A data set or export."""
+class _Listed:
+    """A data set or export; `needs`: URLs of the others whose files it uses; `names` of its files, the first first."""
 
     table: Table
 
     KIND: ClassVar[str]
-
-    @property
-    def folders(self) -> Sequence[str]:
-        """Names of its folders, and of files beside them."""
-        raise NotImplementedError
-
-    @property
-    def needs(self) -> list[str]:
-        """URLs of the others whose files it uses."""
-        raise NotImplementedError
 
     @classmethod
     def find(cls, url: str) -> Self | None:
@@ -56,11 +45,6 @@ class Listed:
         """The item's URL, which no other one has."""
         return resolve(self.table.url, ".")
 
-    @property
-    def names(self) -> list[str]:
-        """Names of all its files and folders, the manifest first."""
-        return [MANIFEST, *self.folders, REPLACED, ".staging"]
-
     @classmethod
     def below(cls, root: str) -> list[Self]:
         """Return the finished items in the folders of `root`, sorted by name."""
@@ -68,9 +52,9 @@ class Listed:
         return [found for name in names if (found := cls.find(join(root, name))) is not None]
 
 
-class ListedData(Listed):
+class ListedData(_Listed):
     KIND = "data"
-    folders = DataLayout.FOLDERS
+    names = (MANIFEST, *DataLayout.FOLDERS, ".staging")
 
     @functools.cached_property
     def version(self) -> Version:
@@ -106,12 +90,12 @@ class ListedData(Listed):
         }
 
 
-class ListedExport(Listed):
+class ListedExport(_Listed):
     KIND = "export"
 
     @property
-    def folders(self) -> list[str]:
-        return sorted({path.partition("/")[0] for path in self.table.manifest.files})
+    def names(self) -> list[str]:
+        return [MANIFEST, *sorted({path.partition("/")[0] for path in self.table.manifest.files}), REPLACED, ".staging"]
 
     @property
     def needs(self) -> list[str]:
@@ -130,6 +114,9 @@ class ListedExport(Listed):
             "digest": self.table.digest,
             "fault": self.fault,
         }
+
+
+Listed = ListedData | ListedExport
 
 
 def list_all(root: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str | None, list[Grid]]:

@@ -29,7 +29,7 @@ from schemas.waits import Say, waiting
 
 CLAIM_FILE, HEARTBEAT = ".claim.json", ".claim-beat-"
 BEAT_SECONDS = 2.0
-READER_SECONDS = 60.0  # between two heartbeats of a lease
+READER_SECONDS = 20.0  # between two heartbeats of a process that only reads
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until every reader sees a write
 _FORGET_SECONDS = 86400.0  # age of a heartbeat that nobody looks for any more
@@ -206,7 +206,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     claim = _acquire(root, Owner.here(doing), say)
     claim._thread.start()
     _HELD_CLAIMS[key] = claim
-    marked = False
+    marked = doing == "removed"  # by an earlier owner
     try:
         if doing in _NAMES:  # before all other files
             storage.write_bytes(join(root, KIND_FILE), f"{doing}\n".encode())
@@ -225,42 +225,31 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
                 claim.require()
                 # The mark goes if other files show the kind, or if no other file is left.
                 names = [name for name in storage.list_names(root) if name != KIND_FILE]
-                if ".staging" not in names and (MANIFEST in names or _kind_at(root, names) in (None, doing)):
+                if ".staging" not in names and (MANIFEST in names or _kind_at(root, names) != _OTHER):
                     storage.remove(join(root, KIND_FILE))
         claim.release()
         storage.thread_state.cleaning_up = False
 
 
 @contextlib.contextmanager
-def watched(root: str, doing: str) -> Iterator[None]:
-    """Show by heartbeats that this process works at `root` until the block ends; any number of processes may."""
+def watched(root: str, doing: str, say: Say | None = None, every: float = BEAT_SECONDS) -> Iterator[None]:
+    """Show by heartbeats, `every` so many seconds, that this process is at `root` until the block ends; many may be.
+
+    A reader is given `say`, which is told if no heartbeat can be written.
+    """
     watch = Unclaimed(root, doing)
-    with contextlib.suppress(StorageError):
+    watch._every = every
+    try:
         forget_ended(root)
+        watch._write_beat()
+    except StorageError as error:
+        if say is not None:
+            say(f"{root}: in use without a lease, so that extremis clean does not know of it: {error}")
     watch._thread.start()
     try:
         yield
     finally:
         watch.release()
-
-
-@contextlib.contextmanager
-def reading(root: str, say: Say) -> Iterator[None]:
-    """Hold a lease on the output at `root` until the block ends, so that it is not removed; `say` if this cannot be."""
-    lease = Unclaimed(root, "read")
-    lease._every = READER_SECONDS
-    try:
-        forget_ended(root)
-        lease._write_beat()
-    except StorageError as error:
-        say(f"{root}: in use without a lease, so extremis clean does not know of it: {error}")
-        yield
-        return
-    lease._thread.start()
-    try:
-        yield
-    finally:
-        lease.release()
 
 
 class Sign(NamedTuple):
@@ -269,6 +258,11 @@ class Sign(NamedTuple):
     owner: Owner
     beat: dict[str, Any]
     claims: bool  # the output
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or nobody has heard of it for a day."""
+        return self.owner.has_ended() or self.beat.get("at", math.inf) < time.time() - _FORGET_SECONDS
 
 
 def find_signs(root: str) -> list[Sign]:
@@ -284,22 +278,10 @@ def find_signs(root: str) -> list[Sign]:
     return list(signs.values())
 
 
-def find_present(root: str) -> list[Sign]:
-    """Return the signs at `root` of processes that may still be there: not ended, and heard of within a day.
-
-    Raises StorageError.
-    """
-    return [sign for sign in find_signs(root) if not _is_over(sign)]
-
-
-def _is_over(sign: Sign) -> bool:
-    return sign.owner.has_ended() or sign.beat.get("at", math.inf) < time.time() - _FORGET_SECONDS
-
-
 def forget_ended(root: str) -> None:
     """Remove heartbeats of processes that have ended without a claim at `root`. Raises StorageError."""
     for sign in find_signs(root):
-        if not sign.claims and _is_over(sign):
+        if not sign.claims and sign.is_over:
             storage.remove(_beat_url(root, sign.owner))
 
 

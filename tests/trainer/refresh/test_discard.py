@@ -1,5 +1,6 @@
 """What a finished run keeps of its miner: finished tables, and whatever another miner is still at work on."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from extremis.supervisor import discard_unfinished_tables
+from extremis.retention import STAGING, find_unneeded, remove
 from schemas import storage
 from schemas.layout import MANIFEST, RunLayout, epoch_folder, staging
 from schemas.manifest import Manifest, is_published, publish, write_file
@@ -38,7 +39,7 @@ def test_finished_tables_stay_and_what_is_at_work(tmp_path: Path, kind: str) -> 
         assert storage.list_names(staging(out))
     storage.write_bytes(join(staging(of_epoch[2]), "part"), b"more to come")
     with held_elsewhere(of_epoch[2]):
-        discard_unfinished_tables(run)
+        remove(each for each in find_unneeded(run.root, older_than=-math.inf) if each.kind == STAGING)
         assert storage.list_names(staging(of_epoch[2])) == ["part"]
     assert is_published(table)
     files = [path for path in Path(root, "epoch-0000").rglob("*") if path.is_file()]
