@@ -111,7 +111,7 @@ def main() -> None:
 
 def chaos(minutes: float, options: argparse.Namespace) -> dict:
     """Run one undisturbed loop, then disturbed loops for `minutes`; compare and report."""
-    seed, storage = options.seed, dict[str, list[tuple[float, int]]]()
+    seed, storage = options.seed, dict[str, list[tuple[int, int]]]()
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
         between = stack.enter_context(store(Path(name), seed, options.server))
@@ -326,16 +326,18 @@ class Loop:
             yield
 
     @contextlib.contextmanager
-    def weighed(self) -> Iterator[list[tuple[float, int]]]:
-        """Record (second, bytes below the loop's place) until the block ends."""
-        over, began, weights = threading.Event(), time.monotonic(), list[tuple[float, int]]()
+    def weighed(self) -> Iterator[list[tuple[int, int]]]:
+        """Record (second, bytes below the loop's place) after each change until the block ends."""
+        over, began, weights = threading.Event(), time.monotonic(), [(0, 0)]
 
         def weigh() -> None:
             filesystem, path = fsspec.core.url_to_fs(self.place)
             while not over.wait(1):
                 with contextlib.suppress(Exception):  # a fault
                     filesystem.invalidate_cache()
-                    weights.append((round(time.monotonic() - began, 1), filesystem.du(path)))
+                    size = filesystem.du(path)
+                    if abs(size - weights[-1][1]) > 0.02 * size:
+                        weights.append((round(time.monotonic() - began), size))
 
         with _beside(weigh, over):
             yield weights
