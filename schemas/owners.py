@@ -241,7 +241,8 @@ def watched(root: str, doing: str, say: Say | None = None, every: float = BEAT_S
     watch._every = every
     try:
         forget_ended(root)
-        watch._write_beat()
+        if say is not None:
+            watch._write_beat()
     except StorageError as error:
         if say is not None:
             say(f"{root}: in use without a lease, so that extremis clean does not know of it: {error}")

@@ -347,8 +347,9 @@ def list_below(url: str) -> dict[str, Found]:
 
 
 def _written(facts: Mapping[str, Any]) -> float:
-    moments = (facts.get(name) for name in ("LastModified", "last_modified", "mtime", "created"))  # of different stores
-    return next((moment.timestamp() for moment in moments if isinstance(moment, datetime)), math.inf)
+    names = (name for name in ("LastModified", "last_modified", "mtime", "created") if name in facts)  # of stores
+    moment = facts.get(next(names, ""), math.inf)
+    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
 
 
 def _list(url: str, detail: bool = True) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,11 +15,19 @@ from hypothesis import strategies as st
 
 import extremis
 from extremis.retention import find_unneeded, remove
+from extremis.supervisor import train
+from pipelines.mine import mine
+from pipelines.options import MineOptions
 from schemas import owners, storage
-from schemas.layout import RunLayout
+from schemas.errors import AccessError, InputError
+from schemas.layout import RunLayout, list_numbers
 from schemas.manifest import Manifest, open_manifest, publish, write_file
 from schemas.storage import join
+from scoring.export_versions import make_current
+from tests import days as small
 from tests.command import TINY
+from tests.pipelines.test_versions import SEQUENCE, make
+from trainer.loop import EpochReport
 from trainer.methods.sections import LEAD
 from trainer.recipe_files import dump_config, load_recipe
 
@@ -324,3 +333,81 @@ def test_a_crash_at_every_step_leaves_whole_tables_and_the_next_clean_finishes(t
         if not is_killed:
             break
     assert left > 40
+
+
+@pytest.fixture
+def folder(exports: Path, tmp_path: Path) -> Path:
+    """A folder of two exports, of which the second has become current long ago."""
+    folder = tmp_path / "exports"
+    shutil.copytree(exports, folder)
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    for name in names:
+        make_current(str(folder / name))
+    age(folder / names[0] / ".replaced")
+    return folder
+
+
+def cleaned(folder: Path, **options: Any) -> list[str]:
+    found = extremis.clean(folder, progress=False, **options)
+    return [Path(str(each["place"])).name for each in found.removed]
+
+
+def test_an_export_in_use_stays_until_its_reader_has_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, current = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    model = extremis.load(folder / old)
+    assert cleaned(folder) == []
+    with pytest.raises(InputError, match="being read by process"):
+        extremis.data("drop", folder / old, progress=False)
+    del model
+    assert not [*folder.rglob(".claim*")]
+    assert cleaned(folder, dry_run=True) == [old]
+    assert cleaned(folder, older_than="60d") == []
+    make_current(str(folder / old))  # back, and forth again
+    assert cleaned(folder) == []
+    make_current(str(folder / current))
+    assert cleaned(folder) == []
+    age(folder / old / ".replaced")
+    assert cleaned(folder) == [old]
+    assert extremis.load(folder).url == str(folder / current)
+
+
+def test_a_reader_that_cannot_write_says_that_it_holds_no_lease(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AccessError("no permission to write")
+
+    monkeypatch.setattr(storage, "write_sealed", refuse)
+    assert extremis.load(folder).predict(["a ship"])
+    assert (
+        "in use without a lease, so that extremis clean does not know of it: no permission" in capsys.readouterr().err
+    )
+
+
+def bytes_by_epoch(data: str, run: str, epochs: int, keep: int) -> list[int]:
+    """Train with a miner that works between epochs; return the bytes of checkpoints, dumps and tables after each."""
+    sizes = list[int]()
+
+    def mine_and_weigh(report: EpochReport) -> bool:
+        if report.epoch + LEAD < epochs:
+            mine(data, run, report.epoch, MineOptions(audit_queries=1))
+        kept = ("checkpoints/", "dumps/", "negatives/")
+        sizes.append(sum(each.size for name, each in storage.list_below(run).items() if name.startswith(kept)))
+        return True
+
+    more = {"train.epochs": epochs, "refresh.keep": keep, "refresh.every": 1, "refresh.start": 2, "negatives.hard": 2}
+    more |= {"refresh.source": "table", "checkpoint.every_epochs": 1, "checkpoint.background": "false"}
+    changes = [f"{key}={str(value).lower()}" for key, value in {**small.TINY, **more}.items()]
+    train(data, run, load_recipe("random", changes), should_continue=mine_and_weigh)
+    return sizes
+
+
+@pytest.mark.parametrize("epochs", [9, pytest.param(60, marks=pytest.mark.slow)])
+def test_the_storage_of_many_epochs_is_that_of_a_few(tmp_path: Path, epochs: int) -> None:
+    make(tmp_path, SEQUENCE[:1])
+    sizes = bytes_by_epoch(str(tmp_path / "data0"), str(tmp_path / "run"), epochs, keep=2)
+    assert len(sizes) == epochs
+    assert max(sizes) <= 1.02 * max(sizes[:6])  # tables of other vectors are compressed otherwise
+    extremis.clean(tmp_path / "run", keep=1, progress=False)
+    assert list_numbers(RunLayout(str(tmp_path / "run")).negatives_root) == [epochs - 1]
+    assert list_numbers(RunLayout(str(tmp_path / "run")).dumps) == []
