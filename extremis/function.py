@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from extremis.console import Event, output, results_first
 from schemas.errors import InputError, option
-from schemas.options import AS_TEXT, BYTES, COMMAS, TIME, Options, Shown, check
+from schemas.options import AS_TEXT, BYTES, COMMAS, Options, Shown, check
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -217,7 +217,6 @@ Names = Annotated[Sequence[str], COMMAS, Shown("NAME,...")]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Size = Annotated[int | str, BYTES, Shown("SIZE")]  # bytes, or "8GiB"
-Time = Annotated[float | str, TIME, Shown("TIME")]  # seconds, or "7d"
 StartTimeout = Annotated[
     float,
     Field(

@@ -54,6 +54,8 @@ def find_unneeded(place: str, keep: int | None = None, older_than: float = math.
     versions must be `older_than` seconds, and exports no longer current for so long. Raises TableError, StorageError.
     """
     files, before, found = storage.list_below(place), time.time() - older_than, list[Unneeded]()
+    if not files:
+        say(f"{place}: nothing is here. Is the path right?")
     runs = outermost(folders_of(files, RUN_FILE))
     for run in runs:
         try:

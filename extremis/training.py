@@ -31,7 +31,6 @@ from extremis.function import (
     Size,
     Spelled,
     StartTimeout,
-    Time,
     function,
 )
 from extremis.result import Grid, Result
@@ -207,7 +206,7 @@ def clean(
     place: Place,
     *,
     keep: Positive | None = None,
-    older_than: Time = "7d",
+    older_than: Annotated[str, Shown("TIME")] = "7d",
     dry_run: bool = False,
     progress: Progress = True,
 ) -> CleanResult:
@@ -229,9 +228,10 @@ def clean(
       extremis clean s3://bucket/exports --older-than 30d --dry-run
     """
     from extremis.retention import find_unneeded, remove
-    from schemas.sizes import say_bytes
+    from schemas.sizes import parse_seconds, say_bytes
 
-    found = find_unneeded(fspath(place), keep, float(older_than))
+    seconds = parse_seconds(older_than, option("older_than", older_than))
+    found = find_unneeded(fspath(place), keep, seconds)
     found = found if dry_run else remove(found)
     sizes = Counter[str]()
     for each in found:

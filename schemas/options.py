@@ -4,7 +4,6 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from numbers import Integral, Real
 from os import PathLike, fspath
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -22,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from schemas.errors import InputError
-from schemas.sizes import parse_bytes, parse_seconds
+from schemas.sizes import parse_bytes
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
 MOST_THREADS = 4096  # limit for each kind of thread in a process
@@ -130,16 +129,15 @@ def _as_text(value: Any) -> Any:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
-def _number(parse: Callable[[str], float], value: Any) -> Any:
-    """Return a size such as 8GiB, or a time such as 7d, as a number."""
+def _bytes(value: Any) -> Any:
+    """Return a size such as 8GiB as a number."""
     try:
-        return parse(value) if isinstance(value, str) else value
+        return parse_bytes(value) if isinstance(value, str) else value
     except InputError as error:
         raise PydanticCustomError("size", f"input should be {error.expected}") from None
 
 
-AS_TEXT, BYTES = BeforeValidator(_as_text), BeforeValidator(partial(_number, parse_bytes))
-TIME = BeforeValidator(partial(_number, partial(parse_seconds, name="")))
+AS_TEXT, BYTES = BeforeValidator(_as_text), BeforeValidator(_bytes)
 Place = Annotated[str, AS_TEXT]  # or a path
 Url = Annotated[Place, Shown(metavar="URL", place=True)]
 
