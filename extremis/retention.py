@@ -17,7 +17,7 @@ from extremis.at_work import folders_of, outermost
 from extremis.console import say
 from extremis.versioning import Listed, ListedData, ListedExport
 from schemas import storage
-from schemas.errors import ClaimedError, InputError, StorageError, TableError
+from schemas.errors import ClaimedError, InputError, StorageError
 from schemas.layout import MANIFEST, RUN_FILE, RunLayout, epoch_folder, parse_number
 from schemas.manifest import open_manifest
 from schemas.owners import CLAIM_FILE, KIND_FILE, claimed, find_signs, forget_ended
@@ -60,7 +60,7 @@ def find_unneeded(place: str, keep: int | None = None, older_than: float = math.
     for run in runs:
         try:
             found += _of_run(RunLayout(join(place, run)), _below(files, run), keep)
-        except (TableError, InputError, FileNotFoundError) as error:  # a checkpoint may have just been replaced
+        except (InputError, FileNotFoundError) as error:  # a checkpoint may have just been replaced
             say(f"{join(place, run)}: nothing of this run is removed: {error}")
     outside = {name: files[name] for name in files if not name.startswith(tuple(runs))}
     found += _of_versions(place, outside, keep or 1, before)
@@ -117,7 +117,7 @@ def _of_run(run: RunLayout, files: Files, keep: int | None) -> Iterator[Unneeded
             continue
         if epoch in dumps and epoch < first:
             yield Unneeded(root, "dumps", [relative(root, run.dump(epoch))], _size(dumps[epoch]))
-        names = {name.partition("/")[0] for name in own if not name.startswith((".claim", REMOVING))}
+        names = {name.partition("/")[0] for name in own if not name.startswith(".claim")}
         if names and number < oldest and number not in kept:
             yield Unneeded(root, "tables", sorted(names, key=lambda name: (name != MANIFEST, name)), _size(own))
 

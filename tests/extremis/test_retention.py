@@ -292,47 +292,45 @@ def killed(act: Callable[[], object], left: int) -> bool:
 
 
 def test_a_crash_at_every_step_leaves_whole_tables_and_the_next_clean_finishes(tmp_path: Path) -> None:
-    def make(root: Path) -> Path:
-        run = Run(root / "run", 1, 1, 1, clustered=False)
-        for _ in range(5):
-            run.adopt()
-            run.end_epoch()
-            run.mine()
-        folder = Folder(root)
-        for number in range(3):
-            folder.export(f"e{number}", {f"e{number - 1}"} if number else set())
-            (root / f"e{number}" / ".replaced").touch()
-            age(root / f"e{number}" / ".replaced")
-        folder.export("e3", set())
-        (root / "CURRENT").write_text("e3")
-        write_file(str(root / "e3" / ".staging" / "a"), "part", b"left")
-        age(root / "e3" / ".staging" / "a" / "part")
-        folder.data("d1", None, set())
-        folder.data("d2", "d1", set())
-        age(root / "d1" / "_manifest.json")
-        write_file(str(root / "d2" / "parts" / "old" / "labels"), "part", b"of no version")
-        age(root / "d2" / "parts" / "old" / "labels" / "part")
-        return root
+    root = tmp_path / "whole"
+    run, folder = Run(root / "run", 1, 1, 1, clustered=False), Folder(root)
+    for _ in range(4):
+        run.adopt()
+        run.end_epoch()
+        run.mine()
+    folder.export("e1", set())
+    folder.export("e2", {"e1"})
+    folder.export("e3", set())
+    (root / "CURRENT").write_text("e3")
+    folder.data("d1", None, set())
+    folder.data("d2", "d1", set())
+    left = [root / "e1" / ".replaced", root / "e2" / ".replaced", root / "d1" / "_manifest.json"]
+    left += [root / "d2" / "parts" / "old" / "labels" / "part", root / "e3" / ".staging" / "part"]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+        age(path)
 
-    def clean(root: Path) -> object:
-        return extremis.clean(root, progress=False)
+    def clean(place: Path) -> object:
+        return extremis.clean(place, progress=False)
 
-    def files(root: Path) -> set[str]:
-        return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    def files(place: Path) -> set[str]:
+        return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
 
-    undisturbed = make(tmp_path / "undisturbed")
+    undisturbed = shutil.copytree(root, tmp_path / "undisturbed")
     clean(undisturbed)
     assert {path.name for path in undisturbed.iterdir()} == {"run", "CURRENT", "d2", "e3"}
-    assert {path.name for path in (undisturbed / "run" / "negatives").iterdir()} == {f"epoch-000{n}" for n in (4, 5, 6)}
-    for left in itertools.count():
-        root = make(tmp_path / f"killed-{left}")
-        is_killed = killed(lambda root=root: clean(root), left)  # type: ignore[misc]
-        wholes(root)
-        clean(root)
-        assert files(root) == files(undisturbed)
+    assert {path.name for path in (undisturbed / "run" / "negatives").iterdir()} == {f"epoch-000{n}" for n in (3, 4, 5)}
+    assert not any("old" in name or ".staging" in name or "dumps" in name for name in files(undisturbed))
+    for steps in itertools.count():
+        place = shutil.copytree(root, tmp_path / f"killed-{steps}")
+        is_killed = killed(lambda place=place: clean(place), steps)  # type: ignore[misc]
+        wholes(place)
+        clean(place)
+        assert files(place) == files(undisturbed)
         if not is_killed:
             break
-    assert left > 40
+    assert steps > 40
 
 
 @pytest.fixture
