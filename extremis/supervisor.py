@@ -19,7 +19,7 @@ from extremis.stopping import GRACE, stopping_on_signal
 from schemas import code_version, commit, storage
 from schemas.errors import ExtremisError, StorageError, recognise, redact
 from schemas.layout import RunLayout
-from schemas.owners import READER_SECONDS, Claim, Unclaimed, claimed, forget_ended, require_output_folder, watched
+from schemas.owners import Claim, Unclaimed, claimed, forget_ended, reading, require_output_folder
 from schemas.states import showing
 from schemas.storage import read_json, write_json
 from scoring.fitting import carry_fusion
@@ -54,7 +54,7 @@ def train(
         claimed_by_first_rank(run, group, data) as claim,
         stopping_on_signal(grace) as stop_requested,
         logged(run) as log,
-        watched(data, "read", say, READER_SECONDS) if group.first else contextlib.nullcontext(),
+        reading(data, say) if group.first else contextlib.nullcontext(),
     ):
         show_activity(f"{title or 'train'}: reading the data")
         run_exists = resume and group.decide(lambda: storage.exists(RunLayout(run).config))

@@ -36,7 +36,7 @@ from schemas.arrow import DENSE, DENSE_MODEL, DenseModel
 from schemas.errors import ExtremisError, InputError, option
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
-from schemas.owners import require_output_folder
+from schemas.owners import reading, require_output_folder
 from schemas.versions import open_data
 
 __all__ = ["ShardOptions", "shard"]
@@ -105,7 +105,8 @@ def shard(
         facts = source, data, form, inputs, options, recorded, say, phases.folder, overwrite, base, dense
         attempt = Attempt(job.build, job.runner, job.watch, *facts)
         try:
-            manifest = publish.move_to_data(job.build, _make(attempt, phases, frozen))
+            with contextlib.nullcontext() if base is None else reading(base.url, say):
+                manifest = publish.move_to_data(job.build, _make(attempt, phases, frozen))
         except BaseException as error:
             with contextlib.suppress(ExtremisError):
                 phases.clear()

@@ -29,7 +29,7 @@ from schemas.waits import Say, waiting
 
 CLAIM_FILE, HEARTBEAT = ".claim.json", ".claim-beat-"
 BEAT_SECONDS = 2.0
-READER_SECONDS = 20.0  # between two heartbeats of a process that only reads
+_READER_SECONDS = 20.0  # between two heartbeats of a process that only reads
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until every reader sees a write
 _FORGET_SECONDS = 86400.0  # age of a heartbeat that nobody looks for any more
@@ -251,6 +251,11 @@ def watched(root: str, doing: str, say: Say | None = None, every: float = BEAT_S
         yield
     finally:
         watch.release()
+
+
+def reading(root: str, say: Say) -> contextlib.AbstractContextManager[None]:
+    """Hold a lease on the output at `root` until the block ends, so that nobody removes it; `say` if this cannot be."""
+    return watched(root, "read", say, _READER_SECONDS)
 
 
 class Sign(NamedTuple):

@@ -3,6 +3,7 @@
 First what an earlier export leaves to write, then files of vectors and labels, then `export` and its writer.
 """
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -26,7 +27,7 @@ from schemas.errors import InputError, missing_extra, option
 from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Patch, Shard, View, describe_file, write_file
 from schemas.mapped import MappedFile
-from schemas.owners import building, clean_up, require_output_folder
+from schemas.owners import building, clean_up, reading, require_output_folder
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import encode, filters_of, list_column, number_column, writing_shard
 from schemas.shard_files.shards import POSITION, RETIRED, iterate_shard
@@ -342,7 +343,8 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
         width, item = recipe.encoder.dimension + int(has_bias(recipe)), DTYPES[options.dtype].itemsize
         vectors = Table.open(layout.labels, "labels").rows * width * item
         require_room(out, {"vectors": vectors}, f"Give another OUT, or {option('dtype', 'float16')}.")
-        with building(out, "exported", say) as build:
+        lease = contextlib.nullcontext() if earlier is None else reading(earlier.table.url, say)
+        with building(out, "exported", say) as build, lease:
             finished = find_finished()  # the previous owner of OUT may have finished the export
             if finished is None:
                 model = load_encoder(layout, RunLayout(run), checkpoint.step, open_device(options.device))

@@ -8,7 +8,7 @@ from schemas import storage
 from schemas.errors import InputError, TableError, option
 from schemas.layout import check_folder, check_name
 from schemas.manifest import Manifest, is_published
-from schemas.owners import READER_SECONDS, watched
+from schemas.owners import reading
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.versions import VERSION, part_name, require_tables
@@ -115,5 +115,5 @@ def in_use(url: str, say: Say) -> Iterator[None]:
     with contextlib.ExitStack() as lease:
         with contextlib.suppress(InputError):  # the export is a whole bucket
             if storage.exists(join(resolve(url, ".."), CURRENT)):
-                lease.enter_context(watched(url, "read", say, READER_SECONDS))
+                lease.enter_context(reading(url, say))
         yield
