@@ -566,7 +566,8 @@ def run_auto(
             carry(data, run, recipe.train.start_from, recipe.train.device)
             say(f"{run}: trained; next: extremis evaluate {data} {run}")
             return {**final.outcome, "seconds": round(time.perf_counter() - began, 1)}
-        say(f"{describe_fusion(final.fusion)}; next: extremis evaluate {data} {run}")
+        for line in (*describe_fusion(final.fusion), f"next: extremis evaluate {data} {run}"):
+            say(line)
         return {**report, **final.outcome, "fusion": final.fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 

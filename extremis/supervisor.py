@@ -126,9 +126,12 @@ def _epoch_line(report: EpochReport, recipe: Recipe) -> str:
         table = "every label"
     elif recipe.first_indexed_epoch is not None and report.epoch >= recipe.first_indexed_epoch:
         table = "own index"
+    elif report.adoption.table_epoch is None:
+        table = "random order" if recipe.is_clustered else "random only"
     else:
-        none = "random order" if recipe.is_clustered else "random only"
-        table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
+        adopted = report.adoption
+        recall = "" if adopted.recall is None else f", recall {adopted.recall:.2f}"
+        table = f"table {adopted.table_epoch}{recall}, {adopted.age} epochs old"
     shown = (name for name in ("P@1", "P@5", "PSP@5") if name in report.metrics)
     scores = "".join(f"  {name} {report.metrics[name]:.2f}" for name in shown)
     return (

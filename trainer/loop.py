@@ -28,6 +28,7 @@ from trainer.evaluation.evaluate import trained_frequency
 from trainer.evaluation.metrics import Metrics
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import ClassifierRecipe, Recipe
+from trainer.methods.sections import LEAD
 from trainer.model import require_same_data
 from trainer.modules import digests
 from trainer.negatives.base import Sampled
@@ -269,6 +270,9 @@ class Trainer:
                 clock.lap("rest")
         self._read_losses()
         if dump:
+            vectors = "" if self.recipe.is_clustered else f" and {context.labels:,} label vectors"
+            dumped = f"{stream.rows:,} embeddings{vectors}"
+            context.say(f"epoch {progress.epoch}: dumps {dumped}, for table {progress.epoch + LEAD}")
             context.dump_writer.publish(dump, self.model, progress.global_step)
             clock.lap("dump")
         skipped = sum(context.group.sizes(stream.skipped_rows - skipped))
@@ -332,6 +336,9 @@ class Trainer:
         progress.loss_sum = 0.0
         progress.budget.begin(progress.global_step, adoption.epochs or self.recipe.train.epochs)
         context.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
+        if adoption.table_epoch == progress.epoch:
+            used = "is ordered by" if self.recipe.is_clustered else "is joined with"
+            context.say(f"epoch {progress.epoch} {used} table {adoption.table_epoch}: {stream.rows:,} rows")
 
     def _spend(self, since: float) -> float:
         time_now = time.perf_counter()

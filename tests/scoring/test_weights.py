@@ -235,7 +235,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
         of_trained = opened.memory("holdout")
         assert of_trained is not None
         assert (len(memory.vectors), len(of_trained.vectors)) == (60, 60 - held_out)
-    assert f"fitted on {held_out} queries of holdout" in describe_fusion(facts)
+    assert f"fitted on {held_out} queries of holdout" in describe_fusion(facts)[0]
     has_trees = {"trees"} & {*facts["metrics"]}  # some label of a shortlist is correct
     assert facts["metrics"].keys() == {"vectors", "linear ranker", "weights"} | has_trees
     without = fit_fusion(root, run, FitOptions(), ranker_budget=0)[0].parameters

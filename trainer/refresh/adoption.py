@@ -51,6 +51,7 @@ class Adoption:
     stale: bool = False  # the newest table was also too old, so `refresh.stale` decided
     dumped_at: int | None = None  # the step of the run when the vectors were dumped
     overlap: float | None = None  # mean fraction of a row's hard negatives that the previous table also contained
+    recall: float | None = None  # of the table's negatives, against exact search
     epochs: int | None = None  # planned number of epochs of the run at that time
 
     @property
@@ -171,7 +172,9 @@ def _decide(
     # Sorted, because a resumed run reads the digests in this order, and its record must have the same bytes.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
-    return Adoption(epoch, newest, digests, late, stale, step, _overlap([table.manifest for table in tables.values()]))
+    manifests = [table.manifest for table in tables.values()]
+    overlap, recall = _mean(manifests, "overlap_with_previous"), _mean(manifests, "recall_at_k")
+    return Adoption(epoch, newest, digests, late, stale, step, overlap, recall)
 
 
 def _describe_table(due: int, recipe: Recipe) -> str:
@@ -200,9 +203,9 @@ def _report_missing(
     say(f"{missing}; continuing with " + (alone if none else f"the table of epoch {newest}"))
 
 
-def _overlap(tables: list[Manifest]) -> float | None:
-    """Return the mean of the miner's `overlap_with_previous` over all rows; None if a table does not record it."""
-    shares = [(table.quality.get("overlap_with_previous"), table.rows) for table in tables]
+def _mean(tables: list[Manifest], name: str) -> float | None:
+    """Return the mean over all rows of what the miner found out as `name`; None if a table does not record it."""
+    shares = [(table.quality.get(name), table.rows) for table in tables]
     rows = sum(count for _, count in shares)
     if not rows or any(share is None for share, _ in shares):
         return None
