@@ -899,13 +899,13 @@ def demo(
         ["PECOS XR-Linear", *(f"{value:.2f}" for value in XR_LINEAR.values())],
     ]
     program = "extremis" if shutil.which("extremis") else os.path.relpath(Path(sys.executable).with_name("extremis"))
-    exported = join(folder, "exported")
+    model = join(folder, "exported")
     shown: list[Grid | str] = [
         Grid(f"test: {report['queries']:,} queries, with 95 % intervals", ["%", *XR_LINEAR], compared),
         "seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()),
         "type next, for a page about this run, for predictions, and for your own CSV (columns text and label):",
         f"{program} report {data} {run}",
-        f"{program} export {data} {run} {exported} && echo 'a ship in a storm' | {program} predict {exported} - - --to csv",
+        f"{program} export {data} {run} {model} && echo a ship in a storm | {program} predict {model} - - --to csv",
         f"{program} shard pairs.csv data/ --test 0.1 && {program} run auto data/ runs/1",
     ]
     return DemoResult.of(report, shown, data=data, run=run, seconds=seconds)

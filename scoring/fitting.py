@@ -382,15 +382,16 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto") -> Man
 
 
 def describe_fusion(facts: dict[str, Any]) -> list[str]:
-    """Return lines with the fitted weights, the size and speed of the memory, and the scores."""
-    memory = f" ({describe_memory(facts[FACTS])})" if facts[FACTS] else ""
+    """Return lines: the weights, the scores, and the size and speed of the memory, if there is one."""
     trees = ", and boosted trees over these, nearest texts and labels' names" if facts["by"] == "trees" else ""
     left_out = f" (without {len(facts['repeated']):,} texts that training rows have)" if facts["repeated"] else ""
     return [
-        f"fitted on {facts['queries']:,} queries of {facts['split']}{left_out}: vectors + {facts['texts']:.2f} x labels' "
-        f"texts + {facts['votes']:.2f} x votes of training points{memory} + {facts['linear']:.2f} x linear ranker{trees}",
+        f"fitted on {facts['queries']:,} queries of {facts['split']}{left_out}: vectors + {facts['texts']:.2f} x "
+        f"labels' texts + {facts['votes']:.2f} x votes of training points + {facts['linear']:.2f} x "
+        f"linear ranker{trees}",
         "P@1 / P@5 on these queries: "
         + ", ".join(f"{name} {of['P@1']:.1f} / {of['P@5']:.1f}" for name, of in facts["metrics"].items()),
+        *([f"training points that vote: {describe_memory(facts[FACTS])}"] if facts[FACTS] else []),
     ]
 
 

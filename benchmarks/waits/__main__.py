@@ -4,9 +4,9 @@
 
 An answer: a fresh process on one core loads EXPORT and predicts 1,000 test titles of Tate one by one, by NumPy and by
 the compiled path, with equal answers. The service: a title a request over loopback, from 1, 8 and 64 connections.
-Commands: processor seconds. `auto`: `extremis demo`, elapsed. Without EXPORT, a run of a minute on Tate is exported;
-with --quick, of 3,000 rows, and `auto` is left out. PYTHON has Omikuji, PECOS, fastText or Annif (`peers`), which are
-trained on RAW, by default Tate. Other checkouts are measured in turns with this one, in --rounds rounds; medians.
+Commands: processor seconds. `auto`: `extremis run auto` on Tate, elapsed. Without EXPORT, a run of a minute on Tate is
+exported; with --quick, of 3,000 rows, and `auto` is left out. PYTHON has Omikuji, PECOS, fastText or Annif (`peers`),
+which are trained on RAW, by default Tate. Other checkouts are measured in turns with this one, in --rounds rounds.
 """
 
 import argparse
@@ -185,8 +185,10 @@ def auto(side: Side, _: Place, options: argparse.Namespace) -> Figures:
     """Measure `auto` on Tate, with what is compiled once before, and without."""
     if options.quick:
         return {}
-    shutil.rmtree(side.folder / "demo", ignore_errors=True)
-    return {"extremis demo, s": side.run("demo", str(side.folder / "demo"))["s"]}
+    data, run = str(side.folder / "tate"), str(side.folder / "auto")
+    side.run("shard", str(TATE), data)
+    shutil.rmtree(run, ignore_errors=True)
+    return {"extremis run auto, s": side.run("run", "auto", data, run)["s"]}
 
 
 def other_tools(python: str, raw: Path, quick: bool) -> Iterator[dict[str, Any]]:
