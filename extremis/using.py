@@ -834,7 +834,7 @@ def embed(
 
 
 # Scores of PECOS XR-Linear (pifa_lf_concat, TF-IDF of words and pairs of words) on the same test split.
-XR_LINEAR = {"P@1": 70.81, "P@3": 58.59, "P@5": 48.71, "PSP@1": 24.31, "PSP@3": 34.24, "PSP@5": 40.51}
+XR_LINEAR = {"P@1": 70.81, "P@5": 48.71, "PSP@5": 40.51}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -27,8 +27,9 @@ CHANGES = {key: float(value) if "." in value else int(value) for key, value in S
 
 def quick(code: str, raw: Path) -> str:
     """Replace the data by a small part of it, and the run of minutes by one of a moment."""
-    code = code.replace('"examples/tate/"', repr(str(raw)))
-    return re.sub(r'run\("auto", (.*?), minutes=\d+\)', rf'run("astra", \1, set={CHANGES!r}, progress=False)', code)
+    code = code.replace('"examples/tate/"', repr(str(raw))).replace('"auto"', '"astra"')
+    code = code.replace('"examples/', f'"{ROOT}/examples/')
+    return re.sub(r"(extremis\.run\(.*?)(, minutes=\d+)?\)", rf"\1, set={CHANGES!r}, progress=False)", code)
 
 
 @pytest.fixture(scope="module")

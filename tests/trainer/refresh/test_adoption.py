@@ -352,12 +352,14 @@ def test_how_old_and_how_new_a_table_is(data: SmallData, sources: list[Source]) 
     run = Run("staleness", data, sources)
     for source, share in zip(run.sources, (0.5, 0.8), strict=True):
         table = np.zeros((source.rows, 2), np.int64)
-        facts = {"quality": {"overlap_with_previous": share}, "parameters": {"step": 70}}
+        quality = {"overlap_with_previous": share, "recall_at_k": 1 - share / 10}
+        facts = {"quality": quality, "parameters": {"step": 70}}
         write_negatives(run.layout.negatives(3, source.name), source.table.manifest, table, data.labels, **facts)
     decision = run.adopt(3)
     assert (decision.dumped_at, decision.staleness(110)["age_steps"]) == (70, 40)
     rows = [source.rows for source in run.sources]
     assert decision.overlap == pytest.approx((0.5 * rows[0] + 0.8 * rows[1]) / sum(rows))
+    assert decision.recall == pytest.approx(1 - decision.overlap / 10)
     assert run.adopt(3) == decision  # as recorded
 
 
