@@ -903,7 +903,7 @@ def demo(
     shown: list[Grid | str] = [
         Grid(f"test: {report['queries']:,} queries, with 95 % intervals", ["%", *XR_LINEAR], compared),
         "seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()),
-        "type next, for a page about this run, for predictions, and for your own CSV (columns text and label):",
+        "type next, for a page about this run, for predictions, and for a CSV of your own (columns text and label):",
         f"{program} report {data} {run}",
         f"{program} export {data} {run} {model} && echo a ship in a storm | {program} predict {model} - - --to csv",
         f"{program} shard pairs.csv data/ --test 0.1 && {program} run auto data/ runs/1",

@@ -57,9 +57,10 @@ def follow(line: str, clone: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_demo_in_a_clone(clone: Path) -> None:
-    said = follow(f'make -o .venv/.demo demo DEMO="--recipe astra {QUICK}"', clone)
-    assert "1/3" in said or "epochs" in said
+    said = follow(f'make -o .venv/.demo demo DEMO="{QUICK}"', clone)
     assert "PSP" in said
+    for line in said.splitlines()[-3:-1]:  # what to type next, but for one's own data
+        follow(line, clone)
     for line in typed(DOCS / "quickstart.md"):
         follow(f"{line} {QUICK}" if line.startswith("extremis run") else line, clone)
     for run in ("demo/run", "runs/tate"):

@@ -115,8 +115,6 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
             "extremis",
             "demo",
             "out",
-            "--recipe",
-            "astra",
             "--json",
             *words,
             "--set",
@@ -126,7 +124,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
         env=environment({"PYTHONPATH": str(site)}),
     )
     assert "P@1" in json.loads(demo.stdout.splitlines()[-1])["metrics"]
-    assert f"1/3 shard {site / 'extremis' / 'tate'} " in demo.stderr
+    assert f"1/4 shard {site / 'extremis' / 'tate'} " in demo.stderr
 
 
 @pytest.mark.slow

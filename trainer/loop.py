@@ -337,8 +337,9 @@ class Trainer:
         progress.budget.begin(progress.global_step, adoption.epochs or self.recipe.train.epochs)
         context.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
         if adoption.table_epoch == progress.epoch:
-            used = "is ordered by" if self.recipe.is_clustered else "is joined with"
-            context.say(f"epoch {progress.epoch} {used} table {adoption.table_epoch}: {stream.rows:,} rows")
+            table, rows = f"table {adoption.table_epoch}", f"{stream.rows:,} rows"
+            joined = f"orders {rows} by {table}" if self.recipe.is_clustered else f"joins {table} to {rows}"
+            context.say(f"epoch {progress.epoch}: {joined}")
 
     def _spend(self, since: float) -> float:
         time_now = time.perf_counter()

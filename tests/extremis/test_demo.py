@@ -13,7 +13,7 @@ STAGES = (
     "1/4 shard ",
     "2/4 train ",
     r"epoch 0: dumps [\d,]+ embeddings and [\d,]+ label vectors, for table 2\n",
-    r"epoch 2 is joined with table 2: [\d,]+ rows\n",
+    r"epoch 2: joins table 2 to [\d,]+ rows\n",
     r"epoch 2 \(3 of 3\) [^\n]* table 2, recall \d\.\d\d, 2 epochs old ",
     "3/4 fuse",
     "4/4 evaluate",
