@@ -886,7 +886,7 @@ def demo(
     storage.remove(run, recursive=True)
     outcome = train(data, run, resolve(recipe, set, data).recipe, beam_options=())
     begin("fuse: learn from held-out works how to add up the scores of vectors, words and similar works")
-    show_activity("fitting a linear ranker on words, then the weights of the scores")
+    show_activity("learning the weights of the scores")
     for line in describe_fusion(fit_fusion(data, run)[0].parameters):
         say(line)
     begin("evaluate on test")

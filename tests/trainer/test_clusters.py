@@ -202,7 +202,12 @@ def test_each_epoch_takes_the_newest_table_and_says_so(data: SmallData, tables: 
     train(trainer, on_epoch=lambda report: adopted.append((report.adoption.table_epoch, report.adoption.late)))
     assert adopted == [(None, False), (None, False), (2, False), (2, False), (4, False), (4, False), (4, True)]
     assert [line for line in said if not line.startswith("device: ")] == [
-        "epoch 6: the table of clusters due at epoch 6 is not finished yet; continuing with the table of epoch 4"
+        "epoch 0: dumps 250 embeddings, for table 2",
+        "epoch 2: orders 250 rows by table 2",
+        "epoch 2: dumps 250 embeddings, for table 4",
+        "epoch 4: orders 250 rows by table 4",
+        "epoch 4: dumps 250 embeddings, for table 6",
+        "epoch 6: the table of clusters due at epoch 6 is not finished yet; continuing with the table of epoch 4",
     ]
     # Another table in the place of one that was trained on is seen.
     place = RunLayout(run).clusters(4, "queries")
