@@ -255,9 +255,9 @@ def warm_up(root: str) -> None:
     mine(tiny, join(tiny, "run"), options=MineOptions(width=5))
 
 
-def write_inputs(root: str, labels: int, queries: int) -> None:
+def write_inputs(root: str, labels: int, queries: int, dimension: int = DIMENSION, dtype: str = "float16") -> None:
     """Write DATA and a dump of clustered unit vectors (a centre plus noise), with queries in 4 shards."""
-    centres = unit(np.random.default_rng(0).standard_normal((max(16, labels // 256), DIMENSION), np.float32))
+    centres = unit(np.random.default_rng(0).standard_normal((max(16, labels // 256), dimension), np.float32))
     draw = np.random.default_rng(1)
     nearest = draw.integers(0, len(centres), queries)
     embeddings = noisy(centres, nearest, draw).astype(np.float16)
@@ -277,7 +277,7 @@ def write_inputs(root: str, labels: int, queries: int) -> None:
     run = RunLayout(join(root, "run"))
     dumped = pa.table(
         {"query_id": pa.array(ids), "vector": matrix_array(embeddings, pa.float16())},
-        schema=arrow.embeddings(DIMENSION),
+        schema=arrow.embeddings(dimension),
     )
     write_table(
         run.embeddings(EPOCH, "queries"),
@@ -290,9 +290,10 @@ def write_inputs(root: str, labels: int, queries: int) -> None:
     shards = []
     for start in range(0, labels, 1 << 20):
         stop = min(labels, start + (1 << 20))
-        some = noisy(centres, draw.integers(0, len(centres), stop - start), draw).astype(np.float16)
-        columns = {"label_id": pa.array(np.arange(start, stop)), "vector": matrix_array(some, pa.float16())}
-        shards.append(pa.table(columns, schema=arrow.vectors(DIMENSION, "float16")))
+        schema = arrow.vectors(dimension, dtype)
+        some = noisy(centres, draw.integers(0, len(centres), stop - start), draw).astype(dtype)
+        columns = {"label_id": pa.array(np.arange(start, stop)), "vector": matrix_array(some, schema.field("vector").type.value_type)}
+        shards.append(pa.table(columns, schema=schema))
     facts = {"sources": ["queries"], "table_width": K, "step": 0, "use_from": EPOCH + 2}
     write_table(run.vectors(EPOCH), "vectors", shards, GROUP, id_range=(0, labels), parameters=facts)
 
@@ -303,7 +304,7 @@ def cut(table: pa.Table, shards: int = 4) -> list[pa.Table]:
 
 
 def noisy(centres: np.ndarray, picked: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    noise = draw.standard_normal((len(picked), DIMENSION), np.float32) / np.sqrt(DIMENSION)
+    noise = draw.standard_normal((len(picked), centres.shape[1]), np.float32) / np.sqrt(centres.shape[1])
     return unit(centres[picked] + 0.9 * noise)
 
 

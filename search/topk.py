@@ -127,10 +127,14 @@ class Block:
         """End of the range of labels, exclusive."""
         return self.start + len(self.vectors)
 
-    @cached_property
+    @property
     def exact(self) -> "Block":
         """The same block without its index."""
-        return self if self.index is None else replace(self, index=None)
+        return self if self.index is None else self._without_index
+
+    @cached_property
+    def _without_index(self) -> "Block":
+        return replace(self, index=None)  # not for a block without an index: a cycle would keep its vectors in memory
 
     @cached_property
     def codes(self) -> "Codes | None":
