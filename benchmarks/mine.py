@@ -5,7 +5,7 @@
 Time: one side builds the index with Faiss and searches, with vectors and queries in memory; the other side is `mine`,
 from the tables in storage to the published table, including the audit. Factory string, training sample, threads, nprobe
 and refinement are equal. Both sides run in separate processes in turns; imports, a first tiny pipeline and writing the
-input are not timed. Memory: sampled resident bytes of the process and its children at L and 8 L, with equal `--memory`.
+input are not timed. Memory: sampled bytes of all processes, without pages of files, at L and 8 L, with equal `--memory`.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.common.process_memory import sample_peaks
 from benchmarks.common.report import interleave, medians, report, require
 from schemas import arrow
 from schemas.layout import DataLayout, RunLayout
@@ -119,32 +120,17 @@ def measure(setting: Setting, root: str, flags: list[str]) -> None:
 
 
 def child(side: str, place: str, flags: list[str]) -> dict:
-    """Run one side in a separate process; for `memory`, this process samples the peak of its process tree."""
+    """Run one side in a separate process; for `memory`, sample the peak of its processes."""
     command = [sys.executable, "-m", "benchmarks.mine", "--side", side, "--root", place, *flags]
     threads = str((QUICK if flags else FULL).threads)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": threads}
     )
-    peak = sample_peak(process) if side == "memory" else 0
+    peak = sum(sample_peaks(process).values()) if side == "memory" else 0
     out, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{side}: status {process.returncode}")
     return {**json.loads(out.splitlines()[-1]), "peak": peak}
-
-
-def sample_peak(process: subprocess.Popen) -> int:
-    """Return the peak resident bytes of a process and its children together, sampled every 20 ms."""
-    import psutil
-
-    parent, peak = psutil.Process(process.pid), 0
-    while process.poll() is None:
-        try:
-            tree = [parent, *parent.children(recursive=True)]
-            peak = max(peak, sum(process_in_tree.memory_info().rss for process_in_tree in tree))
-        except psutil.Error:
-            pass
-        time.sleep(0.02)
-    return peak
 
 
 def bare(setting: Setting, root: str) -> dict:
@@ -255,8 +241,10 @@ def warm_up(root: str) -> None:
     mine(tiny, join(tiny, "run"), options=MineOptions(width=5))
 
 
-def write_inputs(root: str, labels: int, queries: int, dimension: int = DIMENSION, dtype: str = "float16") -> None:
-    """Write DATA and a dump of clustered unit vectors (a centre plus noise), with queries in 4 shards."""
+def write_inputs(
+    root: str, labels: int, queries: int, dimension: int = DIMENSION, dtype: str = "float16", shards: int = 4
+) -> None:
+    """Write DATA and a dump of clustered unit vectors (a centre plus noise), with queries in `shards` shards."""
     centres = unit(np.random.default_rng(0).standard_normal((max(16, labels // 256), dimension), np.float32))
     draw = np.random.default_rng(1)
     nearest = draw.integers(0, len(centres), queries)
@@ -273,7 +261,7 @@ def write_inputs(root: str, labels: int, queries: int, dimension: int = DIMENSIO
         },
         schema=arrow.queries(pa.uint16(), label_type),
     )
-    parent = write_table(DataLayout(root).queries("train"), "queries", cut(table), GROUP, id_range=(0, queries))
+    parent = write_table(DataLayout(root).queries("train"), "queries", cut(table, shards), GROUP, id_range=(0, queries))
     run = RunLayout(join(root, "run"))
     dumped = pa.table(
         {"query_id": pa.array(ids), "vector": matrix_array(embeddings, pa.float16())},
@@ -282,23 +270,24 @@ def write_inputs(root: str, labels: int, queries: int, dimension: int = DIMENSIO
     write_table(
         run.embeddings(EPOCH, "queries"),
         "embeddings",
-        cut(dumped),
+        cut(dumped, shards),
         GROUP,
         id_range=(0, queries),
         parents={"queries": parent.digest},
     )
-    shards = []
+    tables = []
     for start in range(0, labels, 1 << 20):
         stop = min(labels, start + (1 << 20))
         schema = arrow.vectors(dimension, dtype)
         some = noisy(centres, draw.integers(0, len(centres), stop - start), draw).astype(dtype)
-        columns = {"label_id": pa.array(np.arange(start, stop)), "vector": matrix_array(some, schema.field("vector").type.value_type)}
-        shards.append(pa.table(columns, schema=schema))
+        vectors = matrix_array(some, schema.field("vector").type.value_type)
+        columns = {"label_id": pa.array(np.arange(start, stop)), "vector": vectors}
+        tables.append(pa.table(columns, schema=schema))
     facts = {"sources": ["queries"], "table_width": K, "step": 0, "use_from": EPOCH + 2}
-    write_table(run.vectors(EPOCH), "vectors", shards, GROUP, id_range=(0, labels), parameters=facts)
+    write_table(run.vectors(EPOCH), "vectors", tables, GROUP, id_range=(0, labels), parameters=facts)
 
 
-def cut(table: pa.Table, shards: int = 4) -> list[pa.Table]:
+def cut(table: pa.Table, shards: int) -> list[pa.Table]:
     edges = [table.num_rows * i // shards for i in range(shards + 1)]
     return [table.slice(low, high - low) for low, high in itertools.pairwise(edges)]
 

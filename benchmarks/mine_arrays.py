@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from benchmarks.common.process_memory import sample_peaks
 from benchmarks.common.report import report, require
 from benchmarks.mine import DIMENSION, K, noisy, unit
 from schemas.manifest import open_manifest
@@ -133,7 +134,7 @@ def measured(command: list[str]) -> dict[str, Any]:
     """Run a command; return seconds, processor seconds, peak memory, and the JSON object of its last line, if any."""
     began, spent = time.perf_counter(), processor()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    peak = sample_peak(process)
+    peak = sum(sample_peaks(process).values())
     out, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: status {process.returncode}")
@@ -147,21 +148,6 @@ def measured(command: list[str]) -> dict[str, Any]:
 def processor() -> float:
     times = os.times()
     return times.children_user + times.children_system
-
-
-def sample_peak(process: subprocess.Popen) -> int:
-    """Return the peak bytes of a process and its children without pages of files, sampled every 50 ms."""
-    import psutil
-
-    parent, peak = psutil.Process(process.pid), 0
-    while process.poll() is None:
-        try:
-            tree = [parent, *parent.children(recursive=True)]
-            peak = max(peak, sum(memory.rss - memory.shared for memory in (one.memory_info() for one in tree)))
-        except psutil.Error:
-            pass
-        time.sleep(0.05)
-    return peak
 
 
 def killed(command: list[str], seconds: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from extremis.console import relay, say
 from pipelines.options import DumpOptions
 from schemas.errors import FRONT_END, LASTING_STATUSES, ExtremisError, InputError, PeerError, option
-from schemas.process import end_with_parent, python_command
+from schemas.process import BESIDE, end_with_parent, python_command
 from schemas.waits import Say, Wait, waiting
 
 RESTART_PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
@@ -24,10 +24,14 @@ def start_miner(
     beam_options: Sequence[str],
     verb: str = "mine",
     ended: threading.Event | None = None,
+    beside: int = 0,
 ) -> "Miner":
-    """Start `extremis mine --watch` (or `cluster`) as a process; its output goes to `log`. Raises ExtremisError."""
+    """Start `extremis mine --watch` (or `cluster`) as a process; its output goes to `log`. Raises ExtremisError.
+
+    `beside`: bytes of memory that the trainer plans to use.
+    """
     words = (verb, "--watch", "--", data, run, *beam_options)  # a name may begin with a dash
-    return Miner(python_command("from extremis.cli import main; main()", *words), log, ended)
+    return Miner(python_command("from extremis.cli import main; main()", *words), log, ended, beside)
 
 
 class Miner:
@@ -36,8 +40,10 @@ class Miner:
     RESTART_PAUSES limits the number of restarts. `ended` is set when the miner has ended and is not restarted.
     """
 
-    def __init__(self, command: Sequence[str], log: Say, ended: threading.Event | None = None) -> None:
+    def __init__(self, command: Sequence[str], log: Say, ended: threading.Event | None = None, beside: int = 0) -> None:
         self._command, self._log, self._last = command, log, ""
+        attached = {TRAINER_PID: str(os.getpid()), BESIDE: str(beside)}
+        self._environment = {FRONT_END: "python", **os.environ, **attached}
         self._stopping, self._ended = threading.Event(), ended or threading.Event()
         self.process = self._start()
         self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)
@@ -60,7 +66,7 @@ class Miner:
         try:
             process = subprocess.Popen(
                 self._command,
-                env={**os.environ, FRONT_END: os.environ.get(FRONT_END, "python"), TRAINER_PID: str(os.getpid())},
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 from extremis.result import Grid
 from pipelines.cluster import worker_bytes
 from pipelines.mining.plan import BlockPlan, plan_blocks, sizes_of
-from pipelines.options import MineOptions, ShardOptions, default_row_group_rows, default_shards
+from pipelines.options import (
+    MineOptions,
+    ShardOptions,
+    default_row_group_rows,
+    default_shards,
+    shard_worker_bytes,
+)
 from schemas import arrow
 from schemas.arrow import DENSE
 from schemas.errors import InputError, option
@@ -32,7 +38,7 @@ from trainer.recipe_files import read_recipe
 from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.settings.data_statistics import HEAPS, measure
 from trainer.settings.resolve import Resolved
-from trainer.sizes import label_bytes, parameter_bytes
+from trainer.sizes import PROCESS_BYTES, label_bytes, parameter_bytes
 from trainer.stream.dataset import WINDOWS_AHEAD
 
 # Bytes on storage, measured on shards of the pipelines. Ids follow Zipf's law; a page takes a bit more than their
@@ -44,8 +50,6 @@ _SCORE_BYTES = 2.5  # for a float32 score in a table of negatives, sorted
 _VECTOR_FACTOR = 0.925  # for a vector, relative to its bytes in memory: float16 and float32, D from 24 to 256
 _CHARACTER_BYTES = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up keys
 _ROW_ID_BYTES = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels
-# Bytes in memory of working processes.
-_PROCESS_BYTES = {"shard": 300 << 20, "train": 450 << 20}
 # Bytes per line of JSON, with names of fields and quotes: 4.2 to 5.2 characters per token on four data sets.
 _JSON_TOKEN, _JSON_POINT, _JSON_LABEL, _JSON_REFERENCE = 4.7, 40, 25, 4
 
@@ -198,9 +202,8 @@ def estimate(workload: Workload) -> Estimate:
     parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, rows, workload.dense)
     files = 2 + len(row_ranges(0, rows, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(rows, parameters + optimizer, files, recipe.checkpoint.keep)
-    # A sharding worker decodes, sorts and encodes: it holds three copies of the largest shard.
     shards = (each * sizes[name].rows / sizes[name].shards for name, each in workload.row_bytes.items())
-    memory = {"shard": _PROCESS_BYTES["shard"] + int(3 * max(shards))}
+    memory = {"shard": shard_worker_bytes(max(shards))}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
     if recipe.is_clustered and workload.dumps:
@@ -256,7 +259,7 @@ def _train_memory(workload: Workload) -> int:
     copies = encoder + min(vectors, FILE_BYTES) + workload.labels // workload.ranks
     saved = copies if recipe.checkpoint.background else 0
     counts = 12 * workload.labels if recipe.train.positive_weight else 0  # frequencies and weights of labels
-    return _PROCESS_BYTES["train"] + int(encoder + vectors + saved + window + step + scores + counts)
+    return PROCESS_BYTES + int(encoder + vectors + saved + window + step + scores + counts)
 
 
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up

@@ -28,6 +28,7 @@ from trainer.group import ALONE, Group
 from trainer.loop import EpochReport, Trainer
 from trainer.methods.recipe import Recipe
 from trainer.refresh.adoption import Interrupts
+from trainer.sizes import planned_bytes
 
 
 def train(
@@ -68,7 +69,8 @@ def train(
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
         if group.first and beam_options is not None and recipe.table_epochs():
             verb = "cluster" if recipe.is_clustered else "mine"
-            miner = start_miner(data, run, log.add, beam_options, verb, interrupts.miner_ended)
+            beside = planned_bytes(recipe, trainer.context.sizes, group.ranks)
+            miner = start_miner(data, run, log.add, beam_options, verb, interrupts.miner_ended, beside)
         show_activity(f"{title or 'train'}: ending the run")  # after the bar
         try:
             with (

@@ -26,10 +26,11 @@ import pyarrow as pa
 from pipelines.dumps import require_unused, watch_dumps
 from pipelines.flow import Collection, FileExchange, Flow, Packet, gather, receive, split_by, to_record_batch
 from pipelines.job import Job, Summary, describe, make_table
+from pipelines.memory import keep_memory, with_memory
 from pipelines.mining.inputs import EmbeddedSource, open_source, require_finite
 from pipelines.options import ClusterOptions
 from pipelines.progress import Meter, Progress, say_use, silent
-from pipelines.runners.local import for_workers
+from pipelines.runners.local import for_workers, is_local
 from schemas.errors import InputError, TableError, option
 from schemas.layout import CLUSTERS, MANIFEST, DataLayout, RunLayout, list_numbers
 from schemas.manifest import Manifest, is_published
@@ -436,6 +437,11 @@ def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> in
     return min(memory, _PROCESS + int(_SPARE * _bytes_per_query(dimension, stored) * queries))
 
 
+def stored_bytes(queries: Table) -> float:
+    """Return the stored bytes per query."""
+    return sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
+
+
 def _bytes_per_query(dimension: int, stored: float) -> float:
     """Estimate the memory per query: the vector as read, as reordered and in float64 for means, and the row itself."""
     return 20 * dimension + 8 * stored + 64
@@ -443,7 +449,7 @@ def _bytes_per_query(dimension: int, stored: float) -> float:
 
 def _fit_part_rows(queries: Table, dimension: int, memory: int) -> int:
     """Return the largest number of queries in a part that fits into `memory`."""
-    each = _bytes_per_query(dimension, sum(entry.bytes for entry in queries.shards) / max(1, queries.rows))
+    each = _bytes_per_query(dimension, stored_bytes(queries))
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
         given, enough = (say_bytes(size).replace(" ", "") for size in (memory, _PROCESS + int(each * (1 << 20))))
@@ -470,12 +476,14 @@ def cluster(
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
-    inputs = open_clustering(data, run, epoch, options)
+    inputs, folder = open_clustering(data, run, epoch, options), options.out or RunLayout(run).clusters_root
     if options.out is not None:
         require_output_folder(options.out, "clustered", [data, run])
-    plan = make_plan(inputs, options)
+    planned = with_memory(options, folder, is_local(beam_options), say)
+    plan = make_plan(inputs, planned)
 
     def make(job: Job) -> Manifest:
+        keep_memory(options, planned.memory, folder)
         own = replace(plan, inputs=replace(inputs, out=job.build.url), meter=job.watch.meter)
         manifest = job.build.publish(_make(own, job, say))
         say(f"{inputs.name}: clustered{say_use(inputs.use_from)}")
@@ -496,7 +504,9 @@ def cluster(
         return finished
 
     reads = [join(inputs.source.queries.url, MANIFEST)]
-    return make_table(inputs.out, "clustered", find, make, beam_options, say, needs={}, reads=reads)
+    queries, dimension = inputs.source.queries, inputs.source.embeddings.dimension
+    need = worker_bytes(queries.rows, dimension, stored_bytes(queries), planned.memory)
+    return make_table(inputs.out, "clustered", find, make, beam_options, say, needs={}, reads=reads, worker_bytes=need)
 
 
 def watch(

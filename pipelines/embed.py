@@ -42,7 +42,8 @@ from schemas.table import Request, Table, find_reusable, rechunk
 from trainer.device import describe_device, open_device
 from trainer.encoders.texts import TextFiles, choose_compute
 from trainer.inputs import require_inputs
-from trainer.model import Model, find_checkpoint, has_bias, load_encoder
+from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
+from trainer.sizes import PROCESS_BYTES, encoder_bytes
 from trainer.stream import open_queries
 from trainer.threads import one_thread
 
@@ -156,6 +157,7 @@ def embed(
         remedy=f"Give another OUT, or {option('dtype', 'float16')}.",
         urls=[*files, out],
         reads=files[:1],
+        worker_bytes=PROCESS_BYTES + encoder_bytes(recipe, DataSizes.of(layout)),
     )
 
 
@@ -261,7 +263,19 @@ def embed_texts(
 
     find = functools.partial(find_reusable, out, request, REMEDY)
     reads = [texts.shard_url(0)] if isinstance(texts, Table) else texts.places()[:1]
-    return make_table(out, "embedded", find, make, beam_options, say, needs={}, reads=reads, in_phases=True)
+    need = PROCESS_BYTES + sum(place.stat().st_size for place in files.folder.rglob("*.safetensors"))
+    return make_table(
+        out,
+        "embedded",
+        find,
+        make,
+        beam_options,
+        say,
+        needs={},
+        reads=reads,
+        in_phases=True,
+        worker_bytes=need,
+    )
 
 
 def read_texts(texts: Texts, files: FileExchange, meter: Meter) -> Summary:

@@ -223,18 +223,20 @@ def make_table(
     urls: Sequence[str] = (),
     reads: Sequence[str] = (),
     in_phases: bool = False,
+    worker_bytes: int = 1,
 ) -> Manifest:
     """Return the table that `find` finds at `out`, or otherwise the table that `make` publishes at `out`.
 
     `needs`: bytes that the table needs, by use. `urls`: URLs that the job uses. `reads`: URLs that workers must be able
-    to read. Raises RoomError with a message that ends with `remedy`, ClaimedError, StorageError, and the errors of
-    `find` and `make`.
+    to read. `worker_bytes`: memory of a worker. Raises RoomError with a message that ends with `remedy`, ClaimedError,
+    StorageError, and the errors of `find` and `make`.
     """
     if (finished := find()) is not None:
         clean_up(out, doing)
         return finished
     require_room(out, needs, remedy)
-    with choose_runner(beam_options, urls) as runner, building(out, doing, say, in_phases) as build:
+    runner = choose_runner(beam_options, urls, worker_bytes, say)
+    with runner, building(out, doing, say, in_phases) as build:
         if (finished := find()) is not None:  # the previous owner of the claim may have made the table
             return finished
         job = Job(build, runner, Watch(staging(build.url), say))

@@ -19,6 +19,7 @@ from pipelines.dumps import watch_dumps
 from pipelines.flow import Flow
 from pipelines.formats.base import require_unchanged
 from pipelines.job import Summary, describe
+from pipelines.memory import keep_memory, with_memory
 from pipelines.mining import search
 from pipelines.mining.audit import find_previous
 from pipelines.mining.filters import find_aliases
@@ -30,7 +31,7 @@ from pipelines.progress import Progress, Watch, say_use, silent
 from pipelines.runners.base import Runner
 from pipelines.runners.local import choose_runner, for_workers, is_local
 from schemas import storage
-from schemas.layout import MINING_COST
+from schemas.layout import MINING_COST, RunLayout
 from schemas.manifest import Manifest
 from schemas.owners import Build, building, clean_up, require_output_folder
 from schemas.sizes import say_bytes
@@ -68,15 +69,19 @@ def mine_inputs(
 ) -> dict[str, Manifest]:
     """Mine the tables of `inputs`: a dump of `run`, or, with None, vectors of any model. See `mine`."""
     previous = {} if run is None else find_previous(run, inputs.sources, inputs.use_from)
-    plan = make_plan(inputs, options, previous)
+    here, folder = is_local(beam_options), inputs.root if run is None or options.out else RunLayout(run).negatives_root
+    planned = with_memory(options, folder, here, say)
+    plan = make_plan(inputs, planned, previous)
     finished = plan.finished_tables(run)
     if len(finished) == len(plan.sources):
         clean_up(inputs.root, "mined")
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return finished
-    left, here = plan.without_sources(finished), is_local(beam_options)
+    left = plan.without_sources(finished)
     left.require_room(*find_unfinished(left), here)
-    with choose_runner(beam_options) as runner, building(inputs.root, "mined", say, in_phases=True) as build:
+    runner = choose_runner(beam_options, worker_bytes=plan.estimate.total, say=say)
+    with runner, building(inputs.root, "mined", say, in_phases=True) as build:
+        keep_memory(options, planned.memory, folder)
         finished = plan.finished_tables(run)  # the previous owner may have made some tables
         left = plan.without_sources(finished)
         left = replace(left, inputs=replace(inputs, attempt=build.claim.attempt))
@@ -134,8 +139,10 @@ def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progres
     for source in ordered:
         Build(inputs.table_url(source), plan.staged_table_url(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
-    body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
-    storage.write_bytes(join(inputs.root, MINING_COST), json.dumps(body, indent=1, sort_keys=True).encode())
+    body = {"seconds": round(seconds, 3), "memory": plan.options.memory, "estimated_bytes": plan.estimate.total}
+    storage.write_bytes(
+        join(inputs.root, MINING_COST), json.dumps(body | {"tables": profiles}, indent=1, sort_keys=True).encode()
+    )
     watch.summarize()
     peak = max(profile["peak_bytes"] for profile in profiles.values())
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""

@@ -193,7 +193,9 @@ class MemoryOptions(Options):
     """Options for the memory of a worker."""
 
     HEADING: ClassVar[str] = "Resources"
-    memory: Size = Field(4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
+    memory: Size = Field(
+        4 << 30, ge=1, description="Memory of one worker process. Default: 4GiB, or 2, 1 or 0.5 where it may use less."
+    )
 
 
 class TextOptions(Options):
@@ -364,6 +366,11 @@ class EmbedTextsOptions(Options):
 def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:
     """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that every reader gets one."""
     return max(min(MIN_SHARDS, rows), -(-int(estimated_bytes) // shard_bytes), 1)
+
+
+def shard_worker_bytes(shard_bytes: float) -> int:
+    """Estimate the memory of a worker that decodes, sorts and encodes shards: it holds three copies of one."""
+    return (300 << 20) + int(3 * shard_bytes)
 
 
 def default_row_group_rows(rows: int) -> int:

@@ -20,7 +20,7 @@ from pipelines.flow import Collection, Flow, Packet, flatten
 from pipelines.formats.base import LABELS, PAIRS, Inputs, notes_on, unchanged
 from pipelines.formats.keyed import Beir, Keyed
 from pipelines.job import SUMMARY, Job, Summary, make_table
-from pipelines.options import ShardOptions, vocabulary_size
+from pipelines.options import ShardOptions, shard_worker_bytes, vocabulary_size
 from pipelines.progress import Progress, silent
 from pipelines.runners.local import LocalRunner, absolute_path, choose_runner, for_workers
 from pipelines.sharding import plans, publish, read, rows, tokenizer, versions
@@ -133,6 +133,7 @@ def shard(
         urls=[*files, data, *([base.url] if base else ())],
         reads=files[:1],
         in_phases=True,
+        worker_bytes=shard_worker_bytes(options.shard_bytes),
     )
     if made:
         say(f"{data}: published")

@@ -7,12 +7,18 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from schemas.waits import waiting
 
+BESIDE = "EXTREMIS_BESIDE"  # environment variable: bytes of memory that a process beside this one plans to use
 _CGROUP = Path("/sys/fs/cgroup")
+# Of a cgroup's memory, by its controllers: root, files of the limit and of what is used, and cached pages of that.
+_MEMORY_OF = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 # Files of a cgroup's quota: microseconds of all cores, in microseconds of time.
 _QUOTAS = ("/sys/fs/cgroup/cpu.max",), ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
@@ -103,26 +109,52 @@ def python_command(program: str, *arguments: str) -> list[str]:
 
 def peak_bytes() -> int:
     """Return the peak memory of this process since it started, in bytes."""
-    try:
-        # Not `ru_maxrss`: a process inherits it from its parent.
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not `ru_maxrss` where there is another way: a process inherits it from its parent.
+    peak = _numbers("/proc/self/status").get("VmHWM")
+    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak)
+
+
+def memory_share() -> int | None:
+    """Return the bytes that this process may use, whatever is in use now; None if unknown.
+
+    It is what the machine has, its cgroups allow and `ulimit -v` allows, less what the variable BESIDE reserves.
+    """
+    share = min((limit for limit, _ in _memory_limits()), default=None)
+    return share and max(0, share - int(os.environ.get(BESIDE, "0")))
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that are available to this process in its container; None if unknown."""
-    limits = []
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        stat = (_CGROUP / "memory.stat").read_text().splitlines()
-        cached = int(next(line for line in stat if line.startswith("inactive_file ")).split()[1])
-        limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
-        limits.append(int(limit) - int(used) + cached)
-    return min(limits, default=None)
+    """Return the bytes of memory that this process may still use; None if unknown."""
+    return min((limit - used for limit, used in _memory_limits()), default=None)
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """Yield (limit, used) in bytes of the machine, of each cgroup of this process, and of its addresses."""
+    machine, own = _numbers("/proc/meminfo"), _numbers("/proc/self/status")
+    if {"MemTotal", "MemAvailable"} <= machine.keys():
+        yield 1024 * machine["MemTotal"], 1024 * (machine["MemTotal"] - machine["MemAvailable"])
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):  # of version 2, and 1
+                root, *files, cached = _MEMORY_OF[controllers]
+                # In a container, the path may be that of the host, and the root its own folder.
+                for folder in (_CGROUP / root / path.strip("/"), *(_CGROUP / root / path.strip("/")).parents):
+                    with contextlib.suppress(OSError, ValueError):  # no such folder, or the limit is "max"
+                        limit, used = (int((folder / name).read_text()) for name in files)
+                        yield limit, used - _numbers(str(folder / "memory.stat")).get(cached, 0)
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if addresses != resource.RLIM_INFINITY and {"VmSize", "VmRSS"} <= own.keys():
+        yield addresses - 1024 * (own["VmSize"] - own["VmRSS"]), 1024 * own["VmRSS"]
+
+
+def _numbers(file: str) -> dict[str, int]:
+    """Return the first number of each line of a file of the system, by name; empty if there is no such file."""
+    try:
+        lines = [line.split() for line in Path(file).read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def end_with_parent(parent: int | None = None) -> None:

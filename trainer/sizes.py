@@ -20,6 +20,7 @@ from trainer.rows.matrix import DTYPES, IN_MEMORY, ON_HOST, RowMatrix, RowOptimi
 from trainer.second_loss import SecondLoss
 
 MOST_LABELS = 1.25  # maximum number of a rank's labels, as a multiple of L/G; bounds the rank's memory
+PROCESS_BYTES = 450 << 20  # a working process with PyTorch, beside its model
 _EVEN = 1.05  # ranges have equal numbers of labels up to this ratio of the maximum work to the mean work
 _STRIDE = 18  # log2 of the number of places with exact work, without frequent labels; work in between is interpolated
 _FREQUENT = 14  # labels with more than 2 ** -_FREQUENT of the points are frequent
@@ -101,6 +102,16 @@ def label_bytes(recipe: Recipe) -> Size:
     weight = torch.zeros(1, recipe.encoder.dimension + int(options.bias), dtype=DTYPES[options.dtype])
     row = RowMatrix(weight, RowOptimizer(options.optimizer, options.momentum))
     return Size(tensor_bytes([row.weight]), tensor_bytes(row.state.values()))
+
+
+def planned_bytes(recipe: Recipe, sizes: DataSizes, ranks: int) -> int:
+    """Estimate the main memory of the ranks on this machine: processes, parameters, optimizer state and draws."""
+    has_gpu, draws = torch.cuda.is_available(), 8 * recipe.negatives.draws(recipe.order.batch)
+    storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
+    labels = -(-sizes.labels // ranks) if storage == ON_HOST or (storage == IN_MEMORY and not has_gpu) else 0
+    vectors = labels * sum(label_bytes(recipe))
+    encoder = 0 if has_gpu else sum(parameter_bytes(recipe, sizes.vocabulary, 0, sizes.dense))
+    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) * (PROCESS_BYTES + encoder + vectors + draws)
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:

@@ -1,10 +1,12 @@
 """Run a command as a separate process, and measure the memory of the process and its children."""
 
+import contextlib
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -55,6 +57,19 @@ def measure(
     watcher.join()
     peak = max((held for _, held, _ in samples), default=0)
     return CommandUsage(process.returncode, time.perf_counter() - start, peak, most, output, tuple(samples), launcher)
+
+
+def sample_peaks(process: "subprocess.Popen[Any]", interval: float = 0.02) -> dict[int, int]:
+    """Wait for a process; return the peak bytes without pages of files of it and of each of its children, by pid."""
+    root, peaks = psutil.Process(process.pid), dict[int, int]()
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error, OSError, StopIteration):  # the process has ended in the meantime
+            for each in [root, *root.children(recursive=True)]:
+                with open(f"/proc/{each.pid}/status") as file:
+                    held = 1024 * next(int(line.split()[1]) for line in file if line.startswith("RssAnon:"))
+                peaks[each.pid] = max(peaks.get(each.pid, 0), held)
+        time.sleep(interval)
+    return peaks
 
 
 def _held(pid: int) -> tuple[int, int, int, int]:

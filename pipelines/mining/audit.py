@@ -7,6 +7,7 @@ the seconds per stage and the peak memory.
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -157,6 +158,7 @@ class Profile:
 
 def release_memory() -> None:
     """Return the memory of a discarded block to the system, so that the next block can use it."""
+    gc.collect()  # an error that was caught may be part of a cycle, with the frames that read the block
     pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)

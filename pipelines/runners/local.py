@@ -14,12 +14,13 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Literal
 
 from pipelines.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
-from pipelines.progress import Count, process_counts, sum_counts
+from pipelines.progress import Count, Progress, process_counts, silent, sum_counts
 from pipelines.runners.base import Runner
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, PeerError, RoomError, missing_extra
 from schemas.logs import log_as
-from schemas.process import cores, end_with_parent, python_command
+from schemas.process import cores, end_with_parent, free_memory, python_command
+from schemas.sizes import say_bytes
 from schemas.waits import Wait
 
 _WORTH_PROCESSES = 8 << 20  # bytes
@@ -36,11 +37,14 @@ _STOP_SECONDS = 20.0  # timeout for an idle worker process to end
 Mode = Literal["in_memory", "multi_threading", "multi_processing"]
 
 
-def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
+def choose_runner(
+    beam_options: Sequence[str] = (), urls: Sequence[str] = (), worker_bytes: int = 1, say: Progress = silent
+) -> Runner:
     """Return the runner that `beam_options` specify (`--runner=...`), by default the local runner; do not start it.
 
     By default, the local runner uses one worker process per core if the files at `urls` are large and workers can read
-    these files (memory:// exists only in this process). Raises InputError for an unknown runner or option.
+    these files (memory:// exists only in this process). It starts fewer workers if they do not fit into the memory,
+    `worker_bytes` each; their number never decides bytes. Raises InputError for an unknown runner or option.
     """
     name, mode, workers = _parse_options(tuple(beam_options))
     if name in RUNNERS:
@@ -54,7 +58,11 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
         sizes = (storage.size(url) for url in urls if storage.exists(url))
         worth_processes = reached and sum(sizes) >= _WORTH_PROCESSES  # a process takes a second to start
         mode, workers = "multi_processing" if worth_processes else "in_memory", min(cores(), _MOST_WORKERS)
-    return LocalRunner(mode, workers or cores())
+    workers, free = workers or cores(), free_memory()
+    fed = workers if free is None or mode == "in_memory" else max(1, min(workers, free // worker_bytes))
+    if fed < workers:
+        say(f"{fed} of {workers} workers: {say_bytes(free or 0)} are free, each needs up to {say_bytes(worker_bytes)}")
+    return LocalRunner(mode, fed)
 
 
 def is_local(beam_options: Sequence[str]) -> bool:
