@@ -5,7 +5,7 @@
 Time: one side builds the index with Faiss and searches, with vectors and queries in memory; the other side is `mine`,
 from the tables in storage to the published table, including the audit. Factory string, training sample, threads, nprobe
 and refinement are equal. Both sides run in separate processes in turns; imports, a first tiny pipeline and writing the
-input are not timed. Memory: sampled bytes of all processes, without pages of files, at L and 8 L, with equal `--memory`.
+input are not timed. Memory: sampled bytes of all processes, without pages of files, at L and 8 L and one `--memory`.
 """
 
 import argparse

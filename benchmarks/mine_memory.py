@@ -2,7 +2,7 @@
 
     python -m benchmarks.mine_memory [--runs N] [--folder DIR]
 
-600,000 × 384 float32 label vectors are mined for 4,000 queries at `--memory 800MiB`, exactly and with inverted lists,
+600,000 × 384 float32 label vectors are mined for 3,000 queries at `--memory 800MiB`, exactly and with inverted lists,
 by one process and by two, N times each. The memory of each process is sampled every 5 ms.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.common.report import report, require
 from benchmarks.mine import write_inputs
 from schemas.layout import MINING_COST
 
-LABELS, QUERIES, DIMENSION = 600_000, 4_000, 384
+LABELS, QUERIES, DIMENSION = 600_000, 3_000, 384  # queries: more than a batch
 MEMORY = 800 << 20
 MOST = 1.05
 INDEXES = {
@@ -40,9 +40,9 @@ def main() -> None:
     arguments = parser.parse_args()
     require("psutil", "faiss", "apache_beam")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        write_inputs(folder, LABELS, QUERIES, DIMENSION, "float32", shards=1)
-        kinds = itertools.product(INDEXES, WORKERS)
-        runs = [mine(Path(folder), *kind) for kind in kinds for _ in range(arguments.runs)]
+        write_inputs(f"{folder}/data", LABELS, QUERIES, DIMENSION, "float32", shards=1)
+        kinds = itertools.product(range(arguments.runs), INDEXES, WORKERS)
+        runs = [mine(Path(folder), index, workers) for _, index, workers in kinds]
     ratio = max(run["peak"] for run in runs) / MEMORY
     report(
         f"no process of mine holds more than {MOST} times its --memory",
@@ -54,10 +54,10 @@ def main() -> None:
 
 def mine(folder: Path, index: str, workers: int) -> dict[str, Any]:
     """Mine once, and return the figures of the run, in bytes and seconds."""
-    out, began = folder / "mined", time.perf_counter()
-    place = [str(folder), str(folder / "run"), "--out", str(out), "--memory", f"{MEMORY >> 20}MiB"]
+    data, out, began = folder / "data", folder / "mined", time.perf_counter()
+    place = [str(data), str(data / "run"), "--out", str(out), "--memory", f"{MEMORY >> 20}MiB", "--audit-queries", "50"]
     command = [sys.executable, "-m", "extremis", "mine", *place, *INDEXES[index], *WORKERS[workers]]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = max(sample_peaks(process, 0.005).values())
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: status {process.returncode}")

@@ -611,8 +611,7 @@ def _count_processes(data: str, recipes: Collection[Recipe]) -> int:
         return 1
     sizes = DataSizes.of(DataLayout(data))
     model = max(encoder_bytes(each, sizes) + sizes.labels * sum(label_bytes(each)) for each in recipes)
-    room = math.inf if (free := free_memory()) is None else free // (_PROCESS_BYTES + 3 * model)
-    return int(max(1, min(faiss_threads(), len(recipes) + 1, room)))
+    return max(1, min(faiss_threads(), len(recipes) + 1, free_memory() // (_PROCESS_BYTES + 3 * model)))
 
 
 def _choose(

@@ -42,8 +42,7 @@ class Miner:
 
     def __init__(self, command: Sequence[str], log: Say, ended: threading.Event | None = None, beside: int = 0) -> None:
         self._command, self._log, self._last = command, log, ""
-        attached = {TRAINER_PID: str(os.getpid()), BESIDE: str(beside)}
-        self._environment = {FRONT_END: "python", **os.environ, **attached}
+        self._environment = {FRONT_END: "python", **os.environ, TRAINER_PID: str(os.getpid()), BESIDE: str(beside)}
         self._stopping, self._ended = threading.Event(), ended or threading.Event()
         self.process = self._start()
         self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)

@@ -13,13 +13,7 @@ import pyarrow.compute as pc
 from extremis.result import Grid
 from pipelines.cluster import worker_bytes
 from pipelines.mining.plan import BlockPlan, plan_blocks, sizes_of
-from pipelines.options import (
-    MineOptions,
-    ShardOptions,
-    default_row_group_rows,
-    default_shards,
-    shard_worker_bytes,
-)
+from pipelines.options import MineOptions, ShardOptions, default_row_group_rows, default_shards, shard_worker_bytes
 from schemas import arrow
 from schemas.arrow import DENSE
 from schemas.errors import InputError, option

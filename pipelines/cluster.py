@@ -417,11 +417,8 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
             "a power of two."
         )
     dimension = source.embeddings.dimension
-    rows, part_rows = (
-        source.queries.rows,
-        options.part_rows or _fit_part_rows(source.queries, dimension, options.memory),
-    )
-    if not rows:
+    part_rows = options.part_rows or _fit_part_rows(source.queries, dimension, options.memory)
+    if not (rows := source.queries.rows):
         raise InputError(f"{source.queries.url}: this table has no queries to cluster.")
     parts = 1
     while parts * part_rows < rows:
@@ -437,11 +434,6 @@ def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> in
     return min(memory, _PROCESS + int(_SPARE * _bytes_per_query(dimension, stored) * queries))
 
 
-def stored_bytes(queries: Table) -> float:
-    """Return the stored bytes per query."""
-    return sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
-
-
 def _bytes_per_query(dimension: int, stored: float) -> float:
     """Estimate the memory per query: the vector as read, as reordered and in float64 for means, and the row itself."""
     return 20 * dimension + 8 * stored + 64
@@ -449,7 +441,7 @@ def _bytes_per_query(dimension: int, stored: float) -> float:
 
 def _fit_part_rows(queries: Table, dimension: int, memory: int) -> int:
     """Return the largest number of queries in a part that fits into `memory`."""
-    each = _bytes_per_query(dimension, stored_bytes(queries))
+    each = _bytes_per_query(dimension, sum(entry.bytes for entry in queries.shards) / max(1, queries.rows))
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
         given, enough = (say_bytes(size).replace(" ", "") for size in (memory, _PROCESS + int(each * (1 << 20))))
@@ -476,14 +468,15 @@ def cluster(
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
-    inputs, folder = open_clustering(data, run, epoch, options), options.out or RunLayout(run).clusters_root
+    inputs, folder = open_clustering(data, run, epoch, options), RunLayout(run).clusters_root
     if options.out is not None:
         require_output_folder(options.out, "clustered", [data, run])
     planned = with_memory(options, folder, is_local(beam_options), say)
     plan = make_plan(inputs, planned)
 
     def make(job: Job) -> Manifest:
-        keep_memory(options, planned.memory, folder)
+        if options.out is None:  # OUT is one table, which is not resumed
+            keep_memory(options, planned.memory, folder)
         own = replace(plan, inputs=replace(inputs, out=job.build.url), meter=job.watch.meter)
         manifest = job.build.publish(_make(own, job, say))
         say(f"{inputs.name}: clustered{say_use(inputs.use_from)}")
@@ -505,7 +498,8 @@ def cluster(
 
     reads = [join(inputs.source.queries.url, MANIFEST)]
     queries, dimension = inputs.source.queries, inputs.source.embeddings.dimension
-    need = worker_bytes(queries.rows, dimension, stored_bytes(queries), planned.memory)
+    stored = sum(entry.bytes for entry in queries.shards) / queries.rows
+    need = worker_bytes(queries.rows, dimension, stored, planned.memory)
     return make_table(inputs.out, "clustered", find, make, beam_options, say, needs={}, reads=reads, worker_bytes=need)
 
 

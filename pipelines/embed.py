@@ -146,19 +146,11 @@ def embed(
         return job.build.publish(describe(request, made, schema, of.row_group_rows, of.id_range))
 
     width, item = recipe.encoder.dimension + int(bias), np.dtype(options.dtype).itemsize
-    return make_table(
-        out,
-        "embedded",
-        functools.partial(find_reusable, out, request, REMEDY),
-        make,
-        beam_options,
-        progress or silent,
-        needs={"embeddings": source.rows * width * item},
-        remedy=f"Give another OUT, or {option('dtype', 'float16')}.",
-        urls=[*files, out],
-        reads=files[:1],
-        worker_bytes=PROCESS_BYTES + encoder_bytes(recipe, DataSizes.of(layout)),
-    )
+    needs, remedy = {"embeddings": source.rows * width * item}, f"Give another OUT, or {option('dtype', 'float16')}."
+    need = PROCESS_BYTES + encoder_bytes(recipe, DataSizes.of(layout))
+    find = functools.partial(find_reusable, out, request, REMEDY)
+    work = out, "embedded", find, make, beam_options, progress or silent
+    return make_table(*work, needs=needs, remedy=remedy, urls=[*files, out], reads=files[:1], worker_bytes=need)
 
 
 def embed_shard(shard: int, plan: RunPlan) -> Summary:
@@ -264,18 +256,8 @@ def embed_texts(
     find = functools.partial(find_reusable, out, request, REMEDY)
     reads = [texts.shard_url(0)] if isinstance(texts, Table) else texts.places()[:1]
     need = PROCESS_BYTES + sum(place.stat().st_size for place in files.folder.rglob("*.safetensors"))
-    return make_table(
-        out,
-        "embedded",
-        find,
-        make,
-        beam_options,
-        say,
-        needs={},
-        reads=reads,
-        in_phases=True,
-        worker_bytes=need,
-    )
+    work = out, "embedded", find, make, beam_options, say
+    return make_table(*work, needs={}, reads=reads, in_phases=True, worker_bytes=need)
 
 
 def read_texts(texts: Texts, files: FileExchange, meter: Meter) -> Summary:

@@ -1,6 +1,7 @@
 """The memory of a worker that tables are planned for: it decides blocks and batches, and so the bytes of a table."""
 
 import contextlib
+import sys
 from typing import TypeVar
 
 from pipelines.options import MemoryOptions
@@ -21,20 +22,18 @@ def with_memory(given: Given, folder: str, here: bool, say: Progress) -> Given:
 
     A step fits if this process may use as much; other machines (not `here`) are expected to have enough.
     """
-    share, memory, why = memory_share() if here else None, given.memory, ""
-    is_default = "memory" not in given.model_fields_set
-    if is_default:
-        memory = next((step for step in STEPS if share is None or step <= share), STEPS[-1])
+    share, memory, why = memory_share() if here else sys.maxsize, given.memory, ""
+    if is_default := "memory" not in given.model_fields_set:
+        memory = next((step for step in STEPS if step <= share), STEPS[-1])
         with contextlib.suppress(FileNotFoundError):
             memory, why = read_json(join(folder, MEMORY))["memory"], f", as in {join(folder, MEMORY)}"
-    if share is not None and (memory > share or (is_default and memory < STEPS[0])):
-        size = option("memory", say_bytes(memory).replace(" ", ""))
-        say(f"{size}{why}: this process may use {say_bytes(share)}")
+    if memory > share or (is_default and memory < STEPS[0]):
+        limit = f": this process may use {say_bytes(share)}" if here else ""
+        say(f"{option('memory', say_bytes(memory).replace(' ', ''))}{why}{limit}")
     return given.model_copy(update={"memory": memory})
 
 
 def keep_memory(given: MemoryOptions, memory: int, folder: str) -> None:
     """Keep `memory`, unless it was given, for a resumed run and later tables in `folder`. Raises StorageError."""
-    place = join(folder, MEMORY)
-    if "memory" not in given.model_fields_set and not storage.exists(place):
-        write_json(place, {"memory": memory})
+    if "memory" not in given.model_fields_set and not storage.exists(join(folder, MEMORY)):
+        write_json(join(folder, MEMORY), {"memory": memory})

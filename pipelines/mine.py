@@ -140,9 +140,8 @@ def _make(plan: MinePlan, build: Build, runner: Runner, here: bool, say: Progres
         Build(inputs.table_url(source), plan.staged_table_url(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
     body = {"seconds": round(seconds, 3), "memory": plan.options.memory, "estimated_bytes": plan.estimate.total}
-    storage.write_bytes(
-        join(inputs.root, MINING_COST), json.dumps(body | {"tables": profiles}, indent=1, sort_keys=True).encode()
-    )
+    content = json.dumps(body | {"tables": profiles}, indent=1, sort_keys=True).encode()
+    storage.write_bytes(join(inputs.root, MINING_COST), content)
     watch.summarize()
     peak = max(profile["peak_bytes"] for profile in profiles.values())
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""

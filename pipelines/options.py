@@ -70,8 +70,7 @@ class ShardOptions(Options):
         0.0, ge=0, lt=1, alias="test", description="Fraction of train that becomes the split test."
     )
     group: Literal["off", "equal", "near"] = Field(
-        "off",
-        description="Hold out rows together that have the same text (equal), or the same set of words (near).",
+        "off", description="Hold out rows together that have the same text (equal), or the same set of words (near)."
     )
     max_reject_share: float = Field(
         0.001,
@@ -86,17 +85,13 @@ class ShardOptions(Options):
     fields: Fields | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     encoding: Encoding | None = _unset("Encoding of files of text, e.g. cp1252. Default: utf-8, or from a utf-16 mark.")
     unlabelled: Literal["reject", "skip"] = Field(
-        "reject",
-        description="Rows without a label: count towards {max_reject_share} (reject), or are left out (skip).",
+        "reject", description="Rows without a label: count towards {max_reject_share} (reject), or are left out (skip)."
     )
     same_key: SameKey | None = _unset(
         "A label with the key of a query that is not a positive of the query: never a negative or a prediction of the "
         "query (filter), or like other labels (keep). Default: filter for beir, else keep."
     )
-    sink: Sink = Field(
-        "parquet",
-        description="File format of the queries{names}. Parquet is smaller and faster.",
-    )
+    sink: Sink = Field("parquet", description="File format of the queries{names}. Parquet is smaller and faster.")
     onto: Annotated[Place, Shown("DATA1", place=True)] | None = _unset(
         "Make DATA a new version of DATA1. DATA contains the new rows and refers to the files of DATA1."
     )
@@ -225,8 +220,7 @@ class FilterOptions(TextOptions, MarginOptions):
     max_score: float | None = _unset("Keep negatives that score at most this.")
     min_score: float | None = _unset("Keep negatives that score at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
-        "top",
-        description="How to choose K of the ranks of {window}: the best K, or K at random (uniform or softmax).",
+        "top", description="How to choose K of the ranks of {window}: the best K, or K at random (uniform or softmax)."
     )
     temperature: float | None = _unset("Temperature of {sample} softmax. Default: 1.", ge=1e-6)
 

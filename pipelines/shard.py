@@ -121,20 +121,9 @@ def shard(
 
     # The first phase writes all rows that it reads; a quarter of their size is a guess at their size when compressed.
     needs = {"rows": sum(storage.size(url) for url in files) // 4}
-    manifest = make_table(
-        data,
-        "sharded",
-        find,
-        make,
-        beam_options,
-        say,
-        needs=needs,
-        remedy="Choose another location.",
-        urls=[*files, data, *([base.url] if base else ())],
-        reads=files[:1],
-        in_phases=True,
-        worker_bytes=shard_worker_bytes(options.shard_bytes),
-    )
+    urls, need = [*files, data, *([base.url] if base else ())], shard_worker_bytes(options.shard_bytes)
+    work = data, "sharded", find, make, beam_options, say
+    manifest = make_table(*work, needs=needs, urls=urls, reads=files[:1], in_phases=True, worker_bytes=need)
     if made:
         say(f"{data}: published")
     return manifest

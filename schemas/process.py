@@ -13,7 +13,7 @@ from pathlib import Path
 from schemas.waits import waiting
 
 BESIDE = "EXTREMIS_BESIDE"  # environment variable: bytes of memory that a process beside this one plans to use
-_CGROUP = Path("/sys/fs/cgroup")
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 # Of a cgroup's memory, by its controllers: root, files of the limit and of what is used, and cached pages of that.
 _MEMORY_OF = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
@@ -110,48 +110,44 @@ def python_command(program: str, *arguments: str) -> list[str]:
 def peak_bytes() -> int:
     """Return the peak memory of this process since it started, in bytes."""
     # Not `ru_maxrss` where there is another way: a process inherits it from its parent.
-    peak = _numbers("/proc/self/status").get("VmHWM")
+    peak = _numbers(_PROC / "self/status").get("VmHWM")
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak)
 
 
-def memory_share() -> int | None:
-    """Return the bytes that this process may use, whatever is in use now; None if unknown.
-
-    It is what the machine has, its cgroups allow and `ulimit -v` allows, less what the variable BESIDE reserves.
-    """
-    share = min((limit for limit, _ in _memory_limits()), default=None)
-    return share and max(0, share - int(os.environ.get(BESIDE, "0")))
+def memory_share() -> int:
+    """Return the bytes that this process may use, whatever is in use, less what BESIDE reserves; or sys.maxsize."""
+    return max(0, min((limit for limit, _ in _memory_limits()), default=sys.maxsize) - int(os.environ.get(BESIDE, "0")))
 
 
-def free_memory() -> int | None:
-    """Return the bytes of memory that this process may still use; None if unknown."""
-    return min((limit - used for limit, used in _memory_limits()), default=None)
+def free_memory() -> int:
+    """Return the bytes of memory that this process may still use; sys.maxsize if unknown."""
+    return max(0, min((limit - used for limit, used in _memory_limits()), default=sys.maxsize))
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """Yield (limit, used) in bytes of the machine, of each cgroup of this process, and of its addresses."""
-    machine, own = _numbers("/proc/meminfo"), _numbers("/proc/self/status")
-    if {"MemTotal", "MemAvailable"} <= machine.keys():
+    machine, own = _numbers(_PROC / "meminfo"), _numbers(_PROC / "self/status")
+    if machine:
         yield 1024 * machine["MemTotal"], 1024 * (machine["MemTotal"] - machine["MemAvailable"])
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in (_PROC / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers in ("", "memory"):  # of version 2, and 1
                 root, *files, cached = _MEMORY_OF[controllers]
                 # In a container, the path may be that of the host, and the root its own folder.
-                for folder in (_CGROUP / root / path.strip("/"), *(_CGROUP / root / path.strip("/")).parents):
+                for folder in (lowest := _CGROUP / root / path.strip("/"), *lowest.parents):
                     with contextlib.suppress(OSError, ValueError):  # no such folder, or the limit is "max"
                         limit, used = (int((folder / name).read_text()) for name in files)
-                        yield limit, used - _numbers(str(folder / "memory.stat")).get(cached, 0)
+                        yield limit, used - _numbers(folder / "memory.stat").get(cached, 0)
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if addresses != resource.RLIM_INFINITY and {"VmSize", "VmRSS"} <= own.keys():
+    if own and addresses != resource.RLIM_INFINITY:
         yield addresses - 1024 * (own["VmSize"] - own["VmRSS"]), 1024 * own["VmRSS"]
 
 
-def _numbers(file: str) -> dict[str, int]:
+def _numbers(file: Path) -> dict[str, int]:
     """Return the first number of each line of a file of the system, by name; empty if there is no such file."""
     try:
-        lines = [line.split() for line in Path(file).read_text().splitlines()]
+        lines = [line.split() for line in file.read_text().splitlines()]
     except OSError:
         return {}
     return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}

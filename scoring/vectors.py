@@ -153,7 +153,7 @@ def choose_index(
     factory: Factory | None = None
     if spec == AUTO and labels > EXACT_LABELS and len(queries):
         configure_faiss(None)
-        rows, free = vectors.ranges[0], free_memory() or np.inf
+        rows, free = vectors.ranges[0], free_memory()
         ways = [choose(AUTO, len(rows)), *code_factories(dimension)]
         ways = [Factory(EXACT), *(way for way in ways if len(rows) * way.bytes_per_vector(dimension) <= free)]
         found = weigh(Block(0, rows), ways, lambda way: _make(way, rows, queries)[0], queries, width, target, batch)

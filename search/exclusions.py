@@ -108,22 +108,19 @@ def start_search(
         for rows, depth, loss in parts:  # no recursion: a function that refers to itself would keep the block in memory
             fetched = search(block, queries[rows], min(len(block.vectors), depth + loss), refine)
             left, dropped = drop_excluded(fetched, exclusions.take(rows))
-            if rule is None:
-                keys[rows] = best(left, width)
-                total.update(dropped)
-                continue
-            left, by_rule = best(left, depth), Counter[str]()
-            passed = rule.drop(left, rows, by_rule)
-            short = ((passed != EMPTY).sum(axis=1) < rule.enough) & (left[:, -1] != EMPTY)
-            if depth < min(DEEPEST, len(block.vectors)) and short.any():
-                done = rows[~short]
-                dropped, by_rule = drop_excluded(fetched[~short], exclusions.take(done))[1], Counter()
-                keys[done] = best(rule.drop(left[~short], done, by_rule), width)
-                parts += split(rows[short], min(_DEEPER * depth, DEEPEST), loss)
-            else:
-                keys[rows] = best(passed, width)
+            if rule is not None:
+                left, by_rule = best(left, depth), Counter[str]()
+                passed = rule.drop(left, rows, by_rule)
+                short = ((passed != EMPTY).sum(axis=1) < rule.enough) & (left[:, -1] != EMPTY)
+                if depth < min(DEEPEST, len(block.vectors)) and short.any():
+                    parts += split(rows[short], min(_DEEPER * depth, DEEPEST), loss)
+                    rows, by_rule = rows[~short], Counter()
+                    dropped = drop_excluded(fetched[~short], exclusions.take(rows))[1]
+                    passed = rule.drop(left[~short], rows, by_rule)
+                left = passed
+                total.update(by_rule)
+            keys[rows] = best(left, width)
             total.update(dropped)
-            total.update(by_rule)
         return total
 
     # Rows of similar losses are searched together, so that a row with a thousand positives does not slow down the other

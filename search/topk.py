@@ -141,8 +141,7 @@ class Block:
         """Codes of one byte per number, which make a scan much faster; None if they save no time, or do not fit."""
         if not self.coded or self.device != CPU or len(self.vectors) < _CODED:
             return None
-        free = free_memory()
-        return None if free is not None and _CODES_SHARE * self.vectors.size > free else Codes.of(self.vectors)
+        return None if _CODES_SHARE * self.vectors.size > free_memory() else Codes.of(self.vectors)
 
     @cached_property
     def longest(self) -> float:

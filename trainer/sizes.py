@@ -106,26 +106,25 @@ def label_bytes(recipe: Recipe) -> Size:
 
 def planned_bytes(recipe: Recipe, sizes: DataSizes, ranks: int) -> int:
     """Estimate the main memory of the ranks on this machine: processes, parameters, optimizer state and draws."""
-    has_gpu, draws = torch.cuda.is_available(), 8 * recipe.negatives.draws(recipe.order.batch)
+    encoder = 0 if torch.cuda.is_available() else sum(parameter_bytes(recipe, sizes.vocabulary, 0, sizes.dense))
+    rank = PROCESS_BYTES + encoder + _labels_in_memory(recipe, sizes, ranks) * sum(label_bytes(recipe))
+    draws = 8 * recipe.negatives.draws(recipe.order.batch)
+    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) * (rank + draws)
+
+
+def _labels_in_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> int:
+    """Return the number of a rank's labels with vectors in main memory."""
     storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
-    labels = -(-sizes.labels // ranks) if storage == ON_HOST or (storage == IN_MEMORY and not has_gpu) else 0
-    vectors = labels * sum(label_bytes(recipe))
-    encoder = 0 if has_gpu else sum(parameter_bytes(recipe, sizes.vocabulary, 0, sizes.dense))
-    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) * (PROCESS_BYTES + encoder + vectors + draws)
+    here = storage == ON_HOST or (storage == IN_MEMORY and not torch.cuda.is_available())
+    return -(-sizes.labels // ranks) if here else 0
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     """Refuse a model whose parameters, beside a GPU those on the host, exceed the free memory. Raises InputError."""
-    free, has_gpu = free_memory(), torch.cuda.is_available()
-    storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
-    if free is None or (has_gpu and storage != ON_HOST):
-        return
-    encoder = 0 if has_gpu else encoder_bytes(recipe, sizes)
-    vectors = -(-sizes.labels * label_bytes(recipe).parameters // ranks)
-    if storage not in (IN_MEMORY, ON_HOST):
-        vectors = 0
+    encoder = 0 if torch.cuda.is_available() else encoder_bytes(recipe, sizes)
+    vectors = _labels_in_memory(recipe, sizes, ranks) * label_bytes(recipe).parameters
     draws = 8 * recipe.negatives.draws(recipe.order.batch)
-    if (needed := encoder + vectors + draws) <= free:
+    if (needed := encoder + vectors + draws) <= (free := free_memory()):
         return
     raise InputError(
         f"this model needs at least {say_bytes(needed)} of memory ({say_bytes(encoder)} encoder, "

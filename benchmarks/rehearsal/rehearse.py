@@ -110,7 +110,7 @@ def _require_possible(work: Rehearsal, dump_share: float) -> None:
             "encoder.inputs, clusters or memory."
         )
     need, free = work.planned.memory["train"], free_memory()
-    if free is not None and need > free:
+    if need > free:
         raise InputError(
             f"rank {work.rank} of {workload.ranks} needs {say_bytes(need)} of memory, and {say_bytes(free)} are free. "
             "Plan with more --ranks or a lower --dimension, or rehearse on a larger machine."

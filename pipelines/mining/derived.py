@@ -94,17 +94,10 @@ def make_derived(
         made, of = job.run_step(STEP, rows.rows, range(len(rows.shards)), write_shard, own), rows.manifest
         return job.build.publish(describe(request, made, own.schema, of.row_group_rows, of.id_range))
 
-    return make_table(
-        plan.out,
-        "mined",
-        functools.partial(find_reusable, plan.out, request, REMEDY),
-        make,
-        beam_options,
-        say or silent,
-        needs={"tables": rows.rows * 8 * plan.width},
-        urls=[rows.url, plan.out],
-        reads=[table.shard_url(0) for table in plan.tables if table.shards],
-    )
+    needs, reads = {"tables": rows.rows * 8 * plan.width}, [each.shard_url(0) for each in plan.tables if each.shards]
+    find = functools.partial(find_reusable, plan.out, request, REMEDY)
+    work = plan.out, "mined", find, make, beam_options, say or silent
+    return make_table(*work, needs=needs, urls=[rows.url, plan.out], reads=reads)
 
 
 Make = Callable[[pa.Table, pa.Array, list[np.ndarray], Counter[str]], pa.Table]

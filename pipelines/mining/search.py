@@ -22,16 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pipelines.mining.audit import (
-    Audit,
-    Profile,
-    audit_block,
-    measure,
-    merge_audits,
-    overlaps,
-    release_memory,
-    stack,
-)
+from pipelines.mining.audit import Audit, Profile, audit_block, measure, merge_audits, overlaps, release_memory, stack
 from pipelines.mining.filters import (
     Chunks,
     has_margin,

@@ -59,9 +59,9 @@ def choose_runner(
         worth_processes = reached and sum(sizes) >= _WORTH_PROCESSES  # a process takes a second to start
         mode, workers = "multi_processing" if worth_processes else "in_memory", min(cores(), _MOST_WORKERS)
     workers, free = workers or cores(), free_memory()
-    fed = workers if free is None or mode == "in_memory" else max(1, min(workers, free // worker_bytes))
-    if fed < workers:
-        say(f"{fed} of {workers} workers: {say_bytes(free or 0)} are free, each needs up to {say_bytes(worker_bytes)}")
+    fed = max(1, min(workers, free // worker_bytes))
+    if fed < workers and mode != "in_memory":
+        say(f"{fed} of {workers} workers: {say_bytes(free)} are free, each needs up to {say_bytes(worker_bytes)}")
     return LocalRunner(mode, fed)
 
 

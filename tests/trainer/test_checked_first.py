@@ -61,11 +61,6 @@ def test_a_run_without_a_checkpoint_may_be_corrected(data: Path, tmp_path: Path)
         assert path.read_bytes() == (run / "checkpoints" / newest.name / path.name).read_bytes()
 
 
-def test_free_memory_is_a_number_of_bytes() -> None:
-    free = sizes.free_memory()
-    assert free is None or 0 < free < 1 << 60
-
-
 def started(group: Group, data: str, run: str, odd: str) -> str:
     """The refusal of a run whose rank 1 has another release, or little memory."""
     if group.rank == 1:
