@@ -468,15 +468,15 @@ def cluster(
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
-    inputs, folder = open_clustering(data, run, epoch, options), RunLayout(run).clusters_root
+    inputs = open_clustering(data, run, epoch, options)
     if options.out is not None:
         require_output_folder(options.out, "clustered", [data, run])
-    planned = with_memory(options, folder, is_local(beam_options), say)
+    planned = with_memory(options, run, is_local(beam_options), say)
     plan = make_plan(inputs, planned)
 
     def make(job: Job) -> Manifest:
         if options.out is None:  # OUT is one table, which is not resumed
-            keep_memory(options, planned.memory, folder)
+            keep_memory(options, planned.memory, run)
         own = replace(plan, inputs=replace(inputs, out=job.build.url), meter=job.watch.meter)
         manifest = job.build.publish(_make(own, job, say))
         say(f"{inputs.name}: clustered{say_use(inputs.use_from)}")

@@ -12,7 +12,7 @@ from schemas.process import memory_share
 from schemas.sizes import say_bytes
 from schemas.storage import join, read_json, write_json
 
-MEMORY = "memory.json"  # in a folder of tables: the default of their option `memory`
+MEMORY = "memory.json"  # in RUN, or OUT: the default that its tables are planned for
 STEPS = tuple(4 << 30 >> halvings for halvings in range(4))  # 4, 2, 1 and 0.5 GiB; few, so that tables stay the same
 Given = TypeVar("Given", bound=MemoryOptions)
 

@@ -31,7 +31,7 @@ from pipelines.progress import Progress, Watch, say_use, silent
 from pipelines.runners.base import Runner
 from pipelines.runners.local import choose_runner, for_workers, is_local
 from schemas import storage
-from schemas.layout import MINING_COST, RunLayout
+from schemas.layout import MINING_COST
 from schemas.manifest import Manifest
 from schemas.owners import Build, building, clean_up, require_output_folder
 from schemas.sizes import say_bytes
@@ -69,7 +69,7 @@ def mine_inputs(
 ) -> dict[str, Manifest]:
     """Mine the tables of `inputs`: a dump of `run`, or, with None, vectors of any model. See `mine`."""
     previous = {} if run is None else find_previous(run, inputs.sources, inputs.use_from)
-    here, folder = is_local(beam_options), inputs.root if run is None or options.out else RunLayout(run).negatives_root
+    here, folder = is_local(beam_options), inputs.root if run is None or options.out else run
     planned = with_memory(options, folder, here, say)
     plan = make_plan(inputs, planned, previous)
     finished = plan.finished_tables(run)
