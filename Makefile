@@ -7,12 +7,13 @@ JOBS ?= 3
 # What runs on S3 servers: the loop, claims, kills, faults, and names of places.
 S3_TESTS := tests/schemas tests/trainer/stream tests/hostile/test_names.py tests/loop/test_faults.py tests/loop/test_readers.py tests/loop/test_s3.py
 ENGINES ?= # more options of the engines' tests: make engines ENGINES='-m engine' for the slow ones, too
+RAW ?= # folder with the data sets of make release
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
 IMAGE_PARTS := Dockerfile .dockerignore $(addprefix images/,health.py locked.txt requirements.py sbom.py)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all engines s3server images images-digest lock lint types bench gpu-bundle docs audit manifests clean
+.PHONY: help demo test test-all engines s3server images images-digest lock lint types release gpu-bundle docs audit manifests clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
@@ -50,9 +51,8 @@ lint: $(VENV)/.dev  ## ruff
 types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
 
-bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON object each, kept in benchmarks/results
-	@for module in $(filter-out __init__ results,$(notdir $(basename $(wildcard benchmarks/*.py)))); do \
-		echo "== $$module"; $(BIN)/python -m benchmarks.results --run $$module || exit 1; done
+release: $(VENV)/.bench .venvs/mosaicml/.done  ## what docs/results.md shows, 100 minutes of it: make release RAW=data
+	$(BIN)/python -m benchmarks.release --raw $(RAW)
 
 # Carried along with a checkout to a machine without a network; `benchmarks.gpu` reads it.
 gpu-bundle: build/gpu/tate/_manifest.json  ## what benchmarks.gpu takes to a GPU, in build/gpu: five packages for CPython 3.12, sharded Tate

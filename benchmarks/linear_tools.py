@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the cut's raw folder, data and run here")
     parser.add_argument("--nameless", action="store_true", help="without the texts of the labels")
     parser.add_argument("--seed", type=int, default=0, help="of auto")
+    parser.add_argument("--minutes", type=float, help="of auto (default: as long as it takes)")
     parser.add_argument("--groups", action="store_true", help="by language (German, English) and by training points")
     parser.add_argument("--quick", action="store_true", help="500 rows")
     options = parser.parse_args()
@@ -93,7 +94,8 @@ def main() -> None:
             if options.ranking:
                 top = load_ranking(raw, options.ranking)
             elif tool == "auto":
-                top = rank_auto(folder, raw, (options.folder or Path(scratch)) / f"{name}-auto", options.seed, facts)
+                out = (options.folder or Path(scratch)) / f"{name}-auto"
+                top = rank_auto(folder, raw, out, options.seed, options.minutes, facts)
             else:
                 top = rank_linear(tool, raw, options.min_df, facts)
             if options.rankings and not options.ranking:
@@ -157,11 +159,11 @@ class Clock:
         return {"seconds": round(elapsed, 1), "processor": round(sum(spent), 1)}
 
 
-def rank_auto(folder: Path, raw: Raw, out: Path, seed: int, facts: dict[str, Any]) -> np.ndarray:
+def rank_auto(folder: Path, raw: Raw, out: Path, seed: int, minutes: float | None, facts: dict[str, Any]) -> np.ndarray:
     """Shard, run `auto`, export, predict, fill in `facts`, and return label ids [N, DEPTH] of the test rows."""
     extremis.shard(folder, out / "data", propensity=(0.55, 1.5), progress=False)
     clock = Clock()
-    extremis.run("auto", out / "data", out / "run", set=[f"train.seed={seed}"], progress=False)
+    extremis.run("auto", out / "data", out / "run", minutes=minutes, set=[f"train.seed={seed}"], progress=False)
     facts |= clock.spent() | {"recipe": json.loads((out / "run" / "auto.json").read_text())["chosen"]}
     extremis.export(out / "data", out / "run", out / "export", progress=False)
     place = out / "predictions.jsonl"

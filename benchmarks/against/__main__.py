@@ -87,7 +87,8 @@ class Side:
 
     def __post_init__(self) -> None:
         compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # else each command would compile every module again
-        self.environment = {**os.environ, **compiled, "PYTHONPATH": str(self.checkout), "PYTHONWARNINGS": "ignore"}
+        path = os.pathsep.join(filter(None, [str(self.checkout), os.environ.get("PYTHONPATH")]))
+        self.environment = {**os.environ, **compiled, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
 
     def ask(self, measure: str, folder: Path, write: bool) -> dict[str, Any]:
         """Return the answer of the side's process. Raises SystemExit if the process has ended."""

@@ -1,0 +1,363 @@
+"""Measures what docs/results.md shows, record by record, and writes the page. After a cut, the same command goes on.
+
+    python -m benchmarks.release --raw RAW               # for at most 100 minutes: repeat it until nothing is put off
+    python -m benchmarks.release --list                  # the order, the minutes, and which code has changed
+    python -m benchmarks.release --raw RAW --only waits  # some records, also what does not fit into four hours
+    python -m benchmarks.release --page                  # only writes the page, after a change of release.toml
+
+`release.toml` has the records, first what README shows: what to run, and which figures of the reports the table has.
+The report of a command is kept in `results/`, with its commit, its seconds, and digests of the modules that its
+processes imported. While no digest has changed, the report is current, and the command is not run again. RAW has the
+folders of data.
+"""
+
+import argparse
+import ast
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS, REPORTS, PAGE = (ROOT / name for name in ("benchmarks/release.toml", "benchmarks/results", "docs/results.md"))
+NOTING = ROOT / "benchmarks" / "common" / "noting"
+MINUTES_OF_A_RELEASE = 240  # records after that, in their order, keep the commit at which they were measured
+END_SECONDS = 30  # for a benchmark to remove its files when it is interrupted
+SECTIONS = ("Accuracy", "Data that grows", "Sharding", "Mining and embedding", "The stream", "Training", "Faults")
+HEAD = """# Results
+
+For readers who choose or tune recipes: what was measured, with which command, and at which commit.
+
+`python -m benchmarks.release` generates this page. Compare ratios: seconds depend on the machine. P@k, PSP@k and R@k
+are percentages on test splits, with propensity constants A = 0.55 and B = 1.5. Brackets contain a 95 % interval, or a
+bar (a limit set before measuring).
+"""
+OLDER = """## Measured before the code changed
+
+The code has changed since these measurements, so a new run can give different figures.
+"""
+# Modules that tell what happens, and change no figure.
+TELLING = {
+    "schemas/__init__.py",  # the version
+    *(f"schemas/{name}.py" for name in ("errors", "logs", "waits")),
+    *(f"extremis/{name}.py" for name in ("alive", "at_work", "console", "metrics", "result", "summary")),
+    "pipelines/progress.py",
+    "trainer/tracking.py",
+    "scoring/card.py",
+}
+# Calls that show texts to a user: a change of these texts does not change measurements.
+MESSAGE_FUNCTIONS = {
+    *("say", "_say", "print", "echo", "secho", "warn", "warning", "info", "show_activity", "waiting", "Wait"),
+}
+SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params", "returns"}  # the first five: by Python version
+
+
+class Figures(string.Formatter):
+    """Format strings in which `:interval` shows a list of a difference and the ends of its interval."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "interval":
+            return "{:+} ({:+}, {:+})".format(*value)
+        return str(super().format_field(value, format_spec))
+
+
+FIGURES = Figures()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A table of the page: columns, rows and `read` are format strings of the reports of `commands`.
+
+    `minutes`: a guess, until the commands have been measured.
+    """
+
+    name: str
+    title: str
+    section: str
+    claim: str
+    commands: list[str]
+    minutes: float
+    columns: list[str]
+    rows: list[list[str]]
+    read: str
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)  # by command
+
+    @property
+    def measured(self) -> bool:
+        """Whether all commands have a report, perhaps of older code."""
+        return self.reports.keys() >= {*self.commands}
+
+    @property
+    def changed(self) -> list[str]:
+        """The code that has changed since the reports were made."""
+        return sorted({path for report in self.reports.values() for path in changed(report)})
+
+    @property
+    def current(self) -> bool:
+        return self.measured and not self.changed
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """The minutes that each command last took, or its part of the guess."""
+        guess = {command: self.minutes / len(self.commands) for command in self.commands}
+        return guess | {command: report["seconds"] / 60 for command, report in self.reports.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, or only list or write the page. Return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--raw", type=Path, help="folder with tate, eurlex57k, wordnet, yso-sv and gnd-core")
+    parser.add_argument("--minutes", type=float, default=100.0, help="start nothing that would end later (100)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these records")
+    parser.add_argument("--list", action="store_true", help="print the records and why they are not current")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        records = read_records()
+        if unknown := {*(options.only or ())} - {record.name for record in records}:
+            raise InputError(f"no record {', '.join(sorted(unknown))}: `--list` prints their names")
+        chosen = [record for record in records if record.name in options.only] if options.only else fitting(records)
+        if options.list:
+            sys.stdout.writelines(f"{line}\n" for line in describe(records, chosen))
+            return 0
+        failed = False if options.page else measure(chosen, options.raw, options.minutes)
+        PAGE.write_text(page(read_records()))
+        return int(failed)
+    except InputError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the same command goes on\n")
+        return 130
+
+
+def read_records(records: Path = RECORDS, reports: Path = REPORTS) -> list[Record]:
+    """Return the records in the order in which they are measured, with the reports that there are."""
+    found = []
+    for name, of in tomllib.loads(records.read_text()).items():
+        places = {command: reports / file_of(command) for command in of["commands"]}
+        stored = {command: json.loads(place.read_text()) for command, place in places.items() if place.exists()}
+        found.append(Record(name=name, reports=stored, **of))
+    return found
+
+
+def file_of(command: str) -> str:
+    return re.sub(r"\W+", "_", command.removeprefix("python -m benchmarks.")).strip("_") + ".json"
+
+
+def fitting(records: Iterable[Record]) -> list[Record]:
+    """Return the records that a release has the time for, in their order; what two records share counts once."""
+    chosen, taken = [], dict[str, float]()
+    for record in records:
+        if sum((with_it := taken | record.expected).values()) <= MINUTES_OF_A_RELEASE:
+            chosen.append(record)
+            taken = with_it
+    return chosen
+
+
+def describe(records: Iterable[Record], chosen: Sequence[Record]) -> Iterable[str]:
+    """Yield a line for each record: minutes, and what keeps it from being current."""
+    for record in records:
+        minutes, open_ = sum(record.expected.values()), len(record.commands) - len(record.reports)
+        state = f"changed: {' '.join(record.changed)}" if record.changed else "current"
+        state = f"{open_} of {len(record.commands)} commands not measured" if open_ else state
+        yield f"{record.name:24} {minutes:5.1f} min  {'' if record in chosen else 'not in a release; '}{state}"
+
+
+def measure(records: Iterable[Record], raw: Path | None, minutes: float) -> bool:
+    """Run the commands whose reports are not current, and keep their reports. Return whether one has failed."""
+    began, failed, seen = time.monotonic(), False, set[str]()
+    for record in records:
+        for command, expected in record.expected.items():
+            if command in seen or (command in record.reports and not changed(record.reports[command])):
+                continue
+            seen.add(command)
+            left = minutes - (time.monotonic() - began) / 60
+            if expected > left:
+                say(f"{record.name}: put off, {expected:.0f} minutes are more than the {left:.0f} left: {command}")
+            elif "RAW" in command and raw is None:
+                say(f"{record.name}: left out, give --raw: {command}")
+            else:
+                say(f"{record.name}: {command}")
+                failed |= not keep(command, raw)
+    return failed
+
+
+def keep(command: str, raw: Path | None) -> bool:
+    """Run a command and store its report. Return whether there was one, of a commit without changes."""
+    commit, began = clean_commit(), time.monotonic()
+    words = [sys.executable, *shlex.split(command)[1:]]
+    words = [f"{raw}{word.removeprefix('RAW')}" if word.startswith("RAW/") else word for word in words]
+    with tempfile.TemporaryDirectory(prefix="extremis-release-") as folder:
+        notes = Path(folder, "imported")
+        path = os.pathsep.join(filter(None, [str(NOTING), os.environ.get("PYTHONPATH")]))
+        status, lines = run(words, {**os.environ, "NOTED_IMPORTS": str(notes), "PYTHONPATH": path})
+        names = {*notes.read_text().split()} if notes.exists() else set[str]()
+    if not lines or not lines[-1].startswith('{"claim"'):
+        say(f"ended with status {status} and without a report: nothing is kept")
+        return False
+    if clean_commit() != commit:
+        say("the commit has changed in the meantime: nothing is kept")
+        return False
+    body = {**json.loads(lines[-1]), "command": command, "commit": commit[:8]}
+    body |= {"seconds": round(time.monotonic() - began, 1), "code": code_of(names)}
+    save(REPORTS / file_of(command), body)
+    say(f"kept {file_of(command)}, {body['seconds'] / 60:.1f} minutes" + ("" if body["holds"] else "; a bar is missed"))
+    return True
+
+
+def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run a command in ROOT; return its status and its lines. If this process is interrupted, it ends them all."""
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate()
+    except BaseException:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            os.killpg(process.pid, number)
+            try:
+                process.communicate(timeout=END_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        raise
+    return process.returncode, output.splitlines()
+
+
+def save(place: Path, body: Mapping[str, Any]) -> None:
+    """Write a report, with the digests of its code on one line."""
+    text = json.dumps({name: value for name, value in body.items() if name != "code"}, indent=1, ensure_ascii=False)
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(text.removesuffix("\n}") + f',\n "code": {json.dumps(body["code"])}\n}}\n')
+
+
+def clean_commit() -> str:
+    """Return the commit of ROOT. Raises InputError if a file differs from it, but for reports and the page."""
+    own = [f":!{path.relative_to(ROOT)}" for path in (REPORTS, PAGE)]
+    if changes := _git("status", "--porcelain", "--untracked-files=no", "--", ".", *own):
+        raise InputError(f"commit before you measure, so that figures have a commit:\n{changes}")
+    return _git("rev-parse", "HEAD").strip()
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def page(records: Sequence[Record], reports: Path = REPORTS) -> str:
+    """Return the page: the current records by section, then the older ones."""
+    before = re.split(r"^(?=### )", (reports / "older.md").read_text(), flags=re.MULTILINE)
+    tables = {text.partition("\n")[0].removeprefix("### "): text.rstrip() + "\n" for text in before if text}
+    tables |= {record.title: shown(record) for record in records if record.measured}
+    parts, old = [HEAD], [OLDER]
+    for section in SECTIONS:
+        own = [record for record in records if record.section == section and record.title in tables]
+        new = [tables[record.title] for record in own if record.current]
+        parts += [f"## {section}\n", *new] if new else []
+        old += [tables[record.title] for record in own if not record.current]
+    return "\n".join([*parts, *(old if old[1:] else [])])
+
+
+def shown(record: Record) -> str:
+    """Return the record as Markdown, with the figures of its reports. Raises InputError if a figure is not there."""
+    reports = [record.reports[command] for command in record.commands]
+    try:
+        columns, *rows = [[FIGURES.format(cell, *reports) for cell in row] for row in (record.columns, *record.rows)]
+        read = FIGURES.format(record.read, *reports)
+    except (LookupError, ValueError, TypeError) as error:
+        raise InputError(f"{RECORDS.name}: a format string of {record.name} fits no report: {error!r}") from None
+    lines = [columns, ["---"] * len(columns), *rows]
+    table = "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
+    commands = "\n".join(f"    {command}" for command in record.commands)
+    commits = ", ".join(dict.fromkeys(report["commit"] for report in reports))
+    machine = reports[0]["machine"]
+    origin = f"*Commit {commits}, {max(report['date'] for report in reports)}, {machine['cores']} cores.*"
+    missed = "" if all(report["holds"] for report in reports) else " A bar is missed."
+    return f"### {record.title}\n\n{record.claim}\n\n{commands}\n\n{table}\n\n{read}{missed} {origin}\n"
+
+
+def code_of(names: Iterable[str]) -> dict[str, str]:
+    """Return digests of modules by their paths below ROOT, without TELLING; for `recipes`, also of each recipe."""
+    found = {f"{name.replace('.', '/')}{end}" for name in names for end in (".py", "/__init__.py")}
+    if "recipes" in names:
+        found |= {str(path.relative_to(ROOT)) for path in (ROOT / "recipes").glob("*.toml")}
+    return {path: digest(ROOT / path) for path in sorted(found - TELLING) if (ROOT / path).is_file()}
+
+
+def changed(report: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a report's code that has changed since, without TELLING."""
+    code = {path: then for path, then in report["code"].items() if path not in TELLING}
+    return [path for path, then in code.items() if not (ROOT / path).is_file() or digest(ROOT / path) != then]
+
+
+def digest(path: Path) -> str:
+    """Return the digest of the `syntax_tree` of a module, or of the content of a TOML file."""
+    return _digest(path.read_text(), path.suffix == ".py")
+
+
+@functools.cache
+def _digest(text: str, python: bool) -> str:
+    content = syntax_tree(text) if python else tomllib.loads(text)
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def syntax_tree(source: str) -> Any:
+    """Return the syntax tree of a module as lists of texts, without what does not change what it computes.
+
+    That is docstrings, messages, positions, and annotations of parameters and of what a function returns.
+    """
+    return _tree_of(ast.parse(source), False)
+
+
+def _tree_of(node: Any, message: bool) -> Any:
+    if isinstance(node, list):
+        return [_tree_of(each, message) for each in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    message = message or isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg == "help")
+    if isinstance(node, ast.Call):
+        message = message or getattr(node.func, "attr", getattr(node.func, "id", "")) in MESSAGE_FUNCTIONS
+    text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    if text and message:
+        return "message"
+    fields = {name: value for name, value in ast.iter_fields(node) if name not in SKIPPED}
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        fields["body"] = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty texts in f-strings
+        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
+    if isinstance(node, ast.Assert):
+        fields["msg"] = None
+    if isinstance(node, ast.arg):
+        fields["annotation"] = None
+    return [type(node).__name__, *([name, _tree_of(value, message)] for name, value in fields.items())]
+
+
+def say(line: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
