@@ -140,9 +140,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             sys.stdout.writelines(f"{line}\n" for line in describe(records, chosen))
             return 0
-        failed = False if options.page else measure(chosen, options.raw, options.minutes)
-        PAGE.write_text(page(read_records()))
-        return int(failed)
+        try:
+            return int(not options.page and measure(chosen, options.raw, options.minutes))
+        finally:  # after a cut, too
+            PAGE.write_text(page(read_records()))
     except InputError as error:
         sys.stderr.write(f"{error}\n")
         return 2
