@@ -180,7 +180,8 @@ def describe(records: Iterable[Record], chosen: Sequence[Record]) -> Iterable[st
     """Yield a line for each record: minutes, and what keeps it from being current."""
     for record in records:
         minutes, open_ = sum(record.expected.values()), len(record.commands) - len(record.reports)
-        state = f"changed: {' '.join(record.changed)}" if record.changed else "current"
+        more = f" and {len(record.changed) - 5} more" if record.changed[5:] else ""
+        state = f"changed: {' '.join(record.changed[:5])}{more}" if record.changed else "current"
         state = f"{open_} of {len(record.commands)} commands not measured" if open_ else state
         yield f"{record.name:24} {minutes:5.1f} min  {'' if record in chosen else 'not in a release; '}{state}"
 

@@ -160,6 +160,8 @@ def test_the_page_has_each_record_once_and_is_made_of_them() -> None:
         assert {int(name.partition("[")[0]) for _, name, *_ in parts if name} <= {*range(len(record.commands))}
         assert {len(row) for row in record.rows} == {len(record.columns)}
         assert record.section in release.SECTIONS
+    commands = {command for record in records for command in record.commands}
+    assert len({*map(release.file_of, commands)}) == len(commands)
 
 
 def test_readme_quotes_current_records_or_names_their_commit() -> None:
