@@ -152,11 +152,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def read_records(records: Path = RECORDS, reports: Path = REPORTS) -> list[Record]:
+def read_records() -> list[Record]:
     """Return the records in the order in which they are measured, with the reports that there are."""
     found = []
-    for name, of in tomllib.loads(records.read_text()).items():
-        places = {command: reports / file_of(command) for command in of["commands"]}
+    for name, of in tomllib.loads(RECORDS.read_text()).items():
+        places = {command: REPORTS / file_of(command) for command in of["commands"]}
         stored = {command: json.loads(place.read_text()) for command, place in places.items() if place.exists()}
         found.append(Record(name=name, reports=stored, **of))
     return found
@@ -269,9 +269,9 @@ def _git(*arguments: str) -> str:
     return done.stdout
 
 
-def page(records: Sequence[Record], reports: Path = REPORTS) -> str:
+def page(records: Sequence[Record]) -> str:
     """Return the page: the current records by section, then the older ones."""
-    before = re.split(r"^(?=### )", (reports / "older.md").read_text(), flags=re.MULTILINE)
+    before = re.split(r"^(?=### )", (REPORTS / "older.md").read_text(), flags=re.MULTILINE)
     tables = {text.partition("\n")[0].removeprefix("### "): text.rstrip() + "\n" for text in before if text}
     tables |= {record.title: shown(record) for record in records if record.measured}
     parts, old = [HEAD], [OLDER]

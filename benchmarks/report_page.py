@@ -23,6 +23,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from benchmarks.common.joined_tables import LABELS, VOCABULARY, JoinedTables
 from benchmarks.common.process_memory import measure
 from benchmarks.common.report import report
+from pipelines.options import ShardOptions
 from schemas import arrow, storage
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
@@ -69,7 +70,9 @@ def _train(tables: JoinedTables, run: str) -> None:
     queries = open_manifest(tables.queries, "queries")
     data = DataLayout(tables.root)
     parents = {"queries/train": queries.digest, "labels": _labels(tables).digest, "tokenizer": _tokenizer(data).digest}
-    publish(data.root, Manifest(kind="data", parents=parents, parameters={"propensity": {"a": 0.55, "b": 1.5}}))
+    options = ShardOptions(propensity_a=0.55, propensity_b=1.5).model_dump(mode="json")
+    parameters = {"propensity": {"a": 0.55, "b": 1.5}, "options": options}
+    publish(data.root, Manifest(kind="data", parents=parents, parameters=parameters))
     settings = [*RECIPE, f"train.epochs={EPOCHS}", f"checkpoint.every_steps={STEPS // 2}"]
     recipe = resolve("random", settings, data.root).recipe
 

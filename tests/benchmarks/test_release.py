@@ -60,8 +60,7 @@ read = ""
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small checkout with one benchmark, in place of this one."""
-    noting = release.NOTING.relative_to(release.ROOT)
-    shutil.copytree(release.NOTING, tmp_path / noting)
+    shutil.copytree(release.NOTING, tmp_path / release.NOTING.relative_to(release.ROOT))
     files = {f"search/{name}.py": CODE for name in ("first", "second", "third", "fourth", "__init__")}
     files |= {"benchmarks/__init__.py": "", "benchmarks/tiny.py": TINY, "benchmarks/release.toml": RECORDS}
     for name, text in (files | {"benchmarks/results/older.md": "### More\n\nOlder.\n", ".gitignore": "*.pyc"}).items():
@@ -71,16 +70,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
-    for name, place in {
-        "ROOT": "",
-        "NOTING": noting,
-        "PAGE": "docs/results.md",
-        "RECORDS": "benchmarks/release.toml",
-    }.items():
-        monkeypatch.setattr(release, name, tmp_path / place)
-    monkeypatch.setattr(release, "REPORTS", tmp_path / "benchmarks/results")
-    monkeypatch.setattr(release.read_records, "__defaults__", (release.RECORDS, release.REPORTS))
-    monkeypatch.setattr(release.page, "__defaults__", (release.REPORTS,))
+    root = release.ROOT
+    for name in ("ROOT", "NOTING", "RECORDS", "REPORTS", "PAGE"):
+        monkeypatch.setattr(release, name, tmp_path / getattr(release, name).relative_to(root))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     return tmp_path
 
