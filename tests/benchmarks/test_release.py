@@ -12,7 +12,6 @@ import pytest
 import schemas
 from benchmarks import release
 
-README = release.ROOT / "README.md"
 CODE = '''"""Reads."""
 
 
@@ -158,7 +157,7 @@ def test_the_page_has_each_record_once_and_is_made_of_them() -> None:
 
 def test_readme_quotes_current_records_or_names_their_commit() -> None:
     """A release quotes only what is current; before it, README names the commit of each record that it quotes."""
-    readme = README.read_text()
+    readme = (release.ROOT / "README.md").read_text()
     shown = dict(re.findall(r"^### (.*)\n((?:(?!#).*\n)+)", release.PAGE.read_text(), re.MULTILINE))
     anchors = {
         re.sub(r"[^\w -]", "", record.title.lower()).replace(" ", "-"): record for record in release.read_records()
