@@ -71,7 +71,7 @@ def _train(tables: JoinedTables, run: str) -> None:
     data = DataLayout(tables.root)
     parents = {"queries/train": queries.digest, "labels": _labels(tables).digest, "tokenizer": _tokenizer(data).digest}
     options = ShardOptions(propensity_a=0.55, propensity_b=1.5).model_dump(mode="json")
-    parameters = {"propensity": {"a": 0.55, "b": 1.5}, "options": options}
+    parameters = {"propensity": {"a": 0.55, "b": 1.5}, "options": options, "input": {}}
     publish(data.root, Manifest(kind="data", parents=parents, parameters=parameters))
     settings = [*RECIPE, f"train.epochs={EPOCHS}", f"checkpoint.every_steps={STEPS // 2}"]
     recipe = resolve("random", settings, data.root).recipe
