@@ -284,13 +284,18 @@ def page(records: Sequence[Record]) -> str:
 
 
 def shown(record: Record) -> str:
-    """Return the record as Markdown, with the figures of its reports. Raises InputError if a figure is not there."""
+    """Return the record as Markdown, with the figures of its reports."""
     reports = [record.reports[command] for command in record.commands]
-    try:
-        columns, *rows = [[FIGURES.format(cell, *reports) for cell in row] for row in (record.columns, *record.rows)]
-        read = FIGURES.format(record.read, *reports)
-    except (LookupError, ValueError, TypeError) as error:
-        raise InputError(f"{RECORDS.name}: a format string of {record.name} fits no report: {error!r}") from None
+
+    def fill(text: str) -> str:
+        try:
+            return FIGURES.format(text, *reports)
+        except (LookupError, ValueError, TypeError) as error:
+            say(f"{record.name}: no report has the figure of {text}: {error}")
+            return "not measured"
+
+    columns, *rows = [[*map(fill, row)] for row in (record.columns, *record.rows)]
+    read = fill(record.read)
     lines = [columns, ["---"] * len(columns), *rows]
     table = "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
     commands = "\n".join(f"    {command}" for command in record.commands)

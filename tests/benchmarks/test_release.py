@@ -51,7 +51,7 @@ claim = "It counts."
 commands = ["python -m benchmarks.tiny 1", "python -m benchmarks.tiny", "python -m benchmarks.tiny 2"]
 minutes = 3
 columns = ["value"]
-rows = [["{2[figures][two][0]}"]]
+rows = [["{2[figures][two][0]}"], ["{0[figures][ten]}"]]
 read = ""
 """
 
@@ -115,6 +115,7 @@ def test_wherever_it_is_cut_each_command_is_measured_once(checkout: Path, monkey
         assert begun == []
         assert release.main([]) == (130 if cut < 3 else 0)
         assert release.main([]) == 0
+        assert "|2|\n|not measured|" in release.PAGE.read_text()
         assert begun[:cut] + begun[cut + (cut < 3) :] == [f"python -m benchmarks.tiny{end}" for end in ("", " 1", " 2")]
 
 
