@@ -34,4 +34,11 @@ class BuildSource(sdist):
         write_commit(base_dir)
 
 
-setup(cmdclass={"build_py": BuildPackages, "sdist": BuildSource})
+# A page of an index has neither our files nor our drawings: links to them are their words alone.
+readme = re.sub(r"!?\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", Path(__file__).with_name("README.md").read_text())
+
+setup(
+    long_description=readme,
+    long_description_content_type="text/markdown",
+    cmdclass={"build_py": BuildPackages, "sdist": BuildSource},
+)
