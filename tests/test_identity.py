@@ -28,7 +28,8 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     (folder / "schemas").mkdir(parents=True)
     shutil.copy(ROOT / "schemas" / "__init__.py", folder / "schemas")
-    shutil.copy(ROOT / "setup.py", folder)
+    for name in ("setup.py", "README.md"):
+        shutil.copy(ROOT / name, folder)
     (folder / "setup.cfg").write_text("[metadata]\nname = x\nversion = 1\n[options]\npackages = schemas\n")
     git(folder, "init", "-q")
     git(folder, "add", ".")

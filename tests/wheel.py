@@ -10,7 +10,7 @@ from tests.command import ROOT
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel below `folder`, from what an installation needs: no leftovers of an earlier build."""
+    """Build the wheel below `folder` as a release does: of a source archive, without leftovers of other builds."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     source, out = folder / "source", folder / "dist"
@@ -20,7 +20,8 @@ def build_wheel(folder: Path) -> Path:
     packages = {name.split(".")[0] for name in setup["options"]["packages"].split()}
     for name in (*packages, *setup["options"]["package_dir"].split()[2::3]):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, source]
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist", "-d", out], cwd=source, check=True, timeout=300)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, *out.iterdir()]
     subprocess.run(build, check=True, timeout=300)
     (wheel,) = out.glob("*.whl")
     return wheel
