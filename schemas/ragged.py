@@ -176,7 +176,7 @@ class SparseRows(_Rows, _SparseRows):
         return values, ids
 
 
-def pad_columns(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
+def pad_columns(rows: np.ndarray, width: int, fill: float | np.number = 0) -> np.ndarray:
     """Append `fill` to each row, up to [B, width]."""
     if rows.shape[1] == width:
         return rows

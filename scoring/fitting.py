@@ -281,7 +281,7 @@ def fit_fusion(
             fusion = trees
     is_trees = isinstance(fusion, FusionTrees)
     memory = memory.extended(whole) if memory and whole and (is_trees or weights.votes) else None
-    facts = {
+    facts: dict[str, Any] = {
         "split": split,
         "queries": relevant.rows,
         "repeated": repeated,

@@ -58,7 +58,7 @@ class Fusion(ABC):
         `texts` [B]: hashes of the texts, if these are rows that the fusion was fitted on: then no score comes from a
         fit to its own row.
         """
-        return sum(self.parts(scored, frequency).values(), np.float64(0))
+        return sum(self.parts(scored, frequency).values(), np.float64(0))  # type: ignore[arg-type]
 
     def tie_breaks(self, scored: ShortlistScores) -> np.ndarray:
         """Return scores [B, S] that order labels with equal fused scores."""
