@@ -233,6 +233,8 @@ def test_whoever_was_replaced_never_writes_again(tmp_path: Path, seed: int, paus
     start = lambda: subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path / "out"), str(log)], cwd=ROOT)  # noqa: E731
     writers = [start() for _ in range(3)]
     try:
+        while not log.exists():  # on a busy machine Python starts for seconds
+            time.sleep(0.01)
         for _ in range(pauses):
             time.sleep(draw.uniform(0, 0.5))
             number = draw.randrange(3)
