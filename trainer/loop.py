@@ -32,7 +32,7 @@ from trainer.methods.sections import LEAD
 from trainer.model import require_same_data
 from trainer.modules import digests
 from trainer.negatives.base import Sampled
-from trainer.recipe_files import changed_versions, dump_config, load_config
+from trainer.recipe_files import changed_versions, dump_config, load_config, validate
 from trainer.refresh import hardness
 from trainer.refresh.adoption import Adoption, Interrupts, StoppedError, adopt, discard_refreshes, follow
 from trainer.refresh.dump import EmbeddingCollector
@@ -149,7 +149,9 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, Table.open(data, "data").manifest, data, run)
-        started, stated = config["recipe"], recipe.model_dump(mode="json")
+        # A setting that is newer than the run has its default.
+        started = validate(config["recipe"], layout.config).model_dump(mode="json")
+        stated = recipe.model_dump(mode="json")
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
             require_same_recipe(started, stated, run)
