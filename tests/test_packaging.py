@@ -1,6 +1,5 @@
 """Contents of an installation: one version, hints, recipes, the page's files, and only what an extra asks for."""
 
-import configparser
 import json
 import re
 import shutil
@@ -16,18 +15,11 @@ from packaging.utils import canonicalize_name
 
 from schemas import code_version
 from tests.command import ROOT, environment
-from tests.wheel import build_wheel
+from tests.wheel import PACKAGES, SETUP, build_wheel, copy_source, installed_files
 
 
-@pytest.fixture(scope="module")
-def setup() -> configparser.ConfigParser:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    return parser
-
-
-def test_the_version_is_said_in_one_place(setup: configparser.ConfigParser) -> None:
-    assert setup["metadata"]["version"] == "attr: schemas.VERSION"
+def test_the_version_is_said_in_one_place() -> None:
+    assert SETUP["metadata"]["version"] == "attr: schemas.VERSION"
     pattern = re.compile(rf"version\s*=\s*['\"]?{re.escape(code_version())}\b", re.IGNORECASE)
     files = (*ROOT.glob("*.toml"), *ROOT.glob("*.cfg"), *ROOT.glob("*/__init__.py"))
     assert [path.parent.name for path in files if pattern.search(path.read_text())] == ["schemas"]
@@ -39,30 +31,17 @@ def test_the_version_is_said_in_one_place(setup: configparser.ConfigParser) -> N
     assert f"\n## {code_version()}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_every_package_is_named_and_ships_its_hints(setup: configparser.ConfigParser) -> None:
-    named = set(setup["options"]["packages"].split()) - set(setup["options"]["package_dir"].split()[::3])
-    roots = {name.split(".")[0] for name in named}
-    packages = {
-        ".".join(path.parent.relative_to(ROOT).parts) for root in roots for path in (ROOT / root).rglob("__init__.py")
-    }
-    assert named == packages
-    for root in roots - {"recipes"}:
-        assert (ROOT / root / "py.typed").exists()
-        assert "py.typed" in setup["options.package_data"][root]
+def test_an_installation_has_each_file_of_each_package(tmp_path: Path) -> None:
+    """Nothing that code reads beside itself may be missing, nor may hints for type checkers."""
+    (source := tmp_path / "source").mkdir()
+    run(sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path / "built", cwd=copy_source(source))
+    built = {str(path.relative_to(tmp_path / "built")) for path in (tmp_path / "built").rglob("*.*")}
+    assert built == installed_files()
+    assert {f"{package}/py.typed" for package in PACKAGES - {"recipes"}} <= built
 
 
-def test_every_file_that_is_no_module_is_package_data(setup: configparser.ConfigParser) -> None:
-    """In the wheel is what setup.cfg names: nothing that code reads beside itself may be missing there."""
-    data = {name: patterns.replace(",", " ").split() for name, patterns in setup["options.package_data"].items()}
-    for root in {name.split(".")[0] for name in setup["options"]["packages"].split()}:
-        for path in (ROOT / root).rglob("*"):
-            if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts and path.suffix != ".pyc":
-                package = ".".join(path.parent.relative_to(ROOT).parts)
-                assert any(path.match(pattern) for pattern in data.get(package, [])), path
-
-
-def test_extras_keep_the_sides_apart(setup: configparser.ConfigParser) -> None:
-    extras = setup["options.extras_require"]
+def test_extras_keep_the_sides_apart() -> None:
+    extras = SETUP["options.extras_require"]
     names = {extra: {re.split(r"[<>=\[;]", line)[0] for line in extras[extra].split("\n") if line} for extra in extras}
     assert not names["trainer"] & {"apache-beam", "onnxscript", "tensorboard"}
     assert not names["pipelines"] & {"torch", "transformers", "tensorboard"}
@@ -103,15 +82,9 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 
 
 @pytest.mark.slow
-def test_the_wheel_of_a_source_archive_holds_what_the_checkout_has_and_runs(
-    setup: configparser.ConfigParser, wheel: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_of_a_source_archive_holds_what_the_checkout_has_and_runs(wheel: Path, tmp_path: Path) -> None:
     inside = zipfile.ZipFile(wheel)
-    roots = {name.split(".")[0] for name in setup["options"]["packages"].split()}
-    sources = {ROOT / root: root for root in roots} | {ROOT / "examples" / "tate": "extremis/tate"}
-    files = {f"{name}/{path.relative_to(root)}" for root, name in sources.items() for path in root.rglob("*.*")}
-    names = {name for name in files if "__pycache__" not in name} | {"schemas/_commit.py"}
-    assert {name for name in inside.namelist() if ".dist-info/" not in name} == names
+    assert {name for name in inside.namelist() if ".dist-info/" not in name} == installed_files()
     (page,) = (inside.read(name).decode() for name in inside.namelist() if name.endswith("/METADATA"))
     assert re.search(r"^License-File: LICENSE$", page, re.MULTILINE)
     assert "# Extremis" in page
