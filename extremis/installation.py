@@ -9,9 +9,8 @@ OWN_PACKAGES = ("schemas", "search", "trainer", "pipelines", "scoring", "recipes
 # Modules that only extras install, by the smallest extra that installs the module.
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "prometheus_client", "tokenizers"),
-    "trainer": ("numba", "safetensors", "scipy", "torch", "transformers"),
+    "trainer": ("numba", "safetensors", "scipy", "sklearn", "torch", "transformers"),
     "report": ("jinja2", "plotly"),
-    "fusion": ("sklearn",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

@@ -11,6 +11,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,9 +63,13 @@ def build(
 
     `queries`: number of queries to show. `predict`: add predictions by each run's checkpoint. A page that cannot be
     written at `out` (default: in the first run) is in TMPDIR.
-    Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
+    Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, also without the extra `report`,
+    TableError, StorageError.
     """
     began = time.perf_counter()
+    for name in ("jinja2", "plotly"):
+        if find_spec(name) is None:
+            raise missing_extra(f"a report needs {name}", "report")
     data, runs = _open(urls)
     own_page = join(runs[0].layout.root, NAME)
     asked, out = out is not None, out or own_page
@@ -468,13 +473,11 @@ def explain(name: str) -> Markup:
 def render(variables: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     """Render the page. The template uses `variables`; the script uses `body` (charts, queries, labels).
 
-    Raises InputError if the `report` extra is not installed, or if the page would be larger than MAX_PAGE_BYTES.
+    Raises InputError if the page would be larger than MAX_PAGE_BYTES.
     """
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise missing_extra(f"a report needs {error.name}", "report") from None
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
     folder = importlib.resources.files("extremis.reporting")
     script = (folder / "page.js").read_text("utf-8")
     # The script takes 4 MB, or 1.5 MB compressed; current browsers decompress it.

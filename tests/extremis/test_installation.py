@@ -1,15 +1,15 @@
 """A package of ours that another one shadows is named; so is the extra that something absent is of."""
 
-import configparser
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from extremis.installation import OWN_PACKAGES, check_own_packages, extra_of
+from extremis.installation import _EXTRAS, OWN_PACKAGES, check_own_packages, extra_of
 from schemas.errors import InputError, missing_extra
 from tests.command import PROCESSES, ROOT, environment
+from tests.wheel import SETUP
 
 IMPORT = (sys.executable, "-c", "import extremis")
 COMMAND = (sys.executable, "-m", "extremis", "--help")
@@ -19,9 +19,7 @@ COMMAND = (sys.executable, "-m", "extremis", "--help")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Console scripts, as setup.cfg names them and pip writes them."""
     folder = tmp_path_factory.mktemp("bin")
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    for line in setup["options.entry_points"]["console_scripts"].strip().splitlines():
+    for line in SETUP["options.entry_points"]["console_scripts"].strip().splitlines():
         name, place = line.split(" = ")
         module, function = place.split(":")
         program = f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
@@ -109,6 +107,7 @@ def test_what_an_extra_brings_is_said_with_how_to_install_it() -> None:
     assert extra_of("torch.nn") == "trainer"
     assert extra_of("apache_beam") == "pipelines"
     assert extra_of("numpy") is None
+    assert set(_EXTRAS) <= set(SETUP["options.extras_require"])
     error = missing_extra("a report needs jinja2", "report")
     assert isinstance(error, InputError)
     assert "'.[report]'" in str(error)
