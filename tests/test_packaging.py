@@ -24,11 +24,12 @@ def test_the_version_is_said_in_one_place() -> None:
     files = (*ROOT.glob("*.toml"), *ROOT.glob("*.cfg"), *ROOT.glob("*/__init__.py"))
     assert [path.parent.name for path in files if pattern.search(path.read_text())] == ["schemas"]
     assert not [path for path in ROOT.glob("*/__init__.py") if "__version__" in path.read_text()]
-    # Commands to copy name the wheel and the images.
+    # Commands to copy name the wheel and the images of the release.
+    released = code_version().partition(".dev")[0]
     pages = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.yaml"))
     named = re.compile(r"extremis(?:_xc-|-[a-z-]+:)(\d+\.\d+\.\d+)")
-    assert {version for path in pages for version in named.findall(path.read_text())} == {code_version()}
-    assert f"\n## {code_version()}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert {version for path in pages for version in named.findall(path.read_text())} == {released}
+    assert f"\n## {released}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_an_installation_has_each_file_of_each_package(tmp_path: Path) -> None:
