@@ -8,11 +8,11 @@ from pipelines.options import MemoryOptions
 from pipelines.progress import Progress
 from schemas import storage
 from schemas.errors import option
+from schemas.layout import MEMORY
 from schemas.process import memory_share
 from schemas.sizes import say_bytes
 from schemas.storage import join, read_json, write_json
 
-MEMORY = "memory.json"  # in RUN, or OUT: the default that its tables are planned for
 STEPS = tuple(4 << 30 >> halvings for halvings in range(4))  # 4, 2, 1 and 0.5 GiB; few, so that tables stay the same
 Given = TypeVar("Given", bound=MemoryOptions)
 

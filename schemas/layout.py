@@ -12,9 +12,11 @@ from schemas.storage import join
 
 MANIFEST = "_manifest.json"  # readers of Parquet folders skip files that begin with `_`
 RUN_FILE = "config.toml"  # the recipe and the facts of a run, in its folder
+MEMORY = "memory.json"  # in RUN, or the OUT of mining: the default memory that tables are planned for
 MINING_COST = "spent.json"  # in the folder of a refresh's tables: the cost of mining
 # Files of `extremis ablate`: the result of one run in its RUN; the results of all runs, and the page, in OUT.
 ABLATION_RESULT, ABLATION_PAGE = "ablation.json", "ablation.md"
+BESIDE_TABLES = MEMORY, MINING_COST, ABLATION_RESULT  # in folders of tables, and in failed runs
 # Parameter of a queries table in cluster order, and folder of these tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(-?\d+)")

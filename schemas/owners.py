@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from schemas import storage
 from schemas.errors import ClaimedError, ClaimLostError, InputError, StorageError, TableError
-from schemas.layout import ABLATION_PAGE, ABLATION_RESULT, CLUSTERS, MANIFEST, MINING_COST, RUN_FILE, phases, staging
+from schemas.layout import ABLATION_PAGE, BESIDE_TABLES, CLUSTERS, MANIFEST, RUN_FILE, phases, staging
 from schemas.manifest import Manifest, is_published, publish_new, unpublish
 from schemas.states import state
 from schemas.storage import join
@@ -41,7 +41,6 @@ _OTHER = "other files"
 # Work of an owner, by the kind of the table that the owner makes.
 _WORK_BY_KIND = {"data": "sharded", "export": "exported", "negatives": "mined", "tuples": "handed over"}
 _WORK_BY_KIND |= dict.fromkeys(("embeddings", "vectors"), "embedded")
-_COMPANION_FILES = (MINING_COST, ABLATION_RESULT)  # files beside tables, and in failed runs
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
 _NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
 _NAMES |= {"handed over": "tuples"}
@@ -232,13 +231,13 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
 
 
 @contextlib.contextmanager
-def watched(root: str, doing: str, say: Say | None = None, every: float = BEAT_SECONDS) -> Iterator[None]:
+def watched(root: str, doing: str, say: Say | None = None, every: float = 0.0) -> Iterator[None]:
     """Show by heartbeats, `every` so many seconds, that this process is at `root` until the block ends; many may be.
 
     A reader is given `say`, which is told if no heartbeat can be written.
     """
     watch = Unclaimed(root, doing)
-    watch._every = every
+    watch._every = every or BEAT_SECONDS
     try:
         forget_ended(root)
         if say is not None:
@@ -535,7 +534,7 @@ def _kind_at(url: str, names: list[str]) -> str | None:
         return "trained"
     if ABLATION_PAGE in names:
         return "compared"
-    visible = [name for name in names if not name.startswith(".") and name not in _COMPANION_FILES]
+    visible = [name for name in names if not name.startswith(".") and name not in BESIDE_TABLES]
     if not visible and ".staging" not in names:
         return None
     if KIND_FILE in names:

@@ -16,7 +16,7 @@ from tests.command import ROOT, environment
 from tests.messages import PACKAGES, sentences
 
 # Whole command lines, which stay as a shell takes them, and options of other programs.
-COMMAND_LINE = re.compile(r"(?:extremis|torchrun) [^`();]*")
+COMMAND_LINE = re.compile(r"(?:extremis|\{program\}|torchrun) [^`();]*")
 FOREIGN = re.compile(r"--(?:shm-size|help|id|worker_pool|runner|parallelism|\w+_\w+)\b")
 
 

@@ -282,8 +282,10 @@ class TestWeights:
             call("evaluate", data, run, *words, "--json").json
             for words in ((), ("--scores", "fused"), ("--step", "newest", "--scores", "classifier"))
         )
-        assert by_default["labels"].pop("file")  # only the evaluation without options is kept in the run
-        assert named["labels"].pop("file") is None
+        # Only the evaluation without options is kept in the run.
+        assert by_default["labels"].pop("file")
+        assert by_default.pop("record")
+        assert named["labels"].pop("file") is named.pop("record") is None
         assert by_default == named
         assert (by_default["scores"], alone["scores"]) == ("fused", "classifier")
         assert by_default["metrics"] != alone["metrics"]
