@@ -77,7 +77,7 @@ def beside_faiss(folder: Path, arguments: argparse.Namespace) -> None:
     if "table" in parts:
         figures["mine"] = measured(command)
     table = open_manifest(str(folder / "mined" / "queries"))
-    found = {name: table.quality[name]["most"] for name in ("nprobe", "refine")}
+    found = {name: table.quality[name]["most"] for name in ("nprobe", "refine") if name in table.quality}
     figures["search"] = {"index": table.parameters["index"], "blocks": table.parameters["blocks"], **found}
     ratios["recall"] = table.quality["recall_at_k"]
     if "table" in parts:
@@ -180,14 +180,16 @@ def bare_faiss(folder: Path) -> dict[str, float]:
     began = time.perf_counter()
     draw = np.random.Generator(np.random.Philox(key=0))
     rows = np.sort(draw.choice(len(vectors), factory.training_rows(), replace=False, shuffle=False))
-    index = faiss.index_factory(DIMENSION, f"{table.parameters['index']},RFlat", faiss.METRIC_INNER_PRODUCT)
+    spec = "Flat" if factory.exact else f"{factory.spec},RFlat"
+    index = faiss.index_factory(DIMENSION, spec, faiss.METRIC_INNER_PRODUCT)
     index.train(vectors[rows].astype(np.float32))
     for start in range(0, len(vectors), STEP):
         index.add(vectors[start : start + STEP].astype(np.float32))
     built = time.perf_counter()
-    refined: Any = faiss.downcast_index(index)
-    faiss.extract_index_ivf(faiss.downcast_index(refined.base_index)).nprobe = table.quality["nprobe"]["most"]
-    refined.k_factor = table.quality["refine"]["most"]
+    if not factory.exact:
+        refined: Any = faiss.downcast_index(index)
+        faiss.extract_index_ivf(faiss.downcast_index(refined.base_index)).nprobe = table.quality["nprobe"]["most"]
+        refined.k_factor = table.quality["refine"]["most"]
     found = np.empty((len(queries), K), np.int32)
     for start in range(0, len(queries), 4096):
         found[start : start + 4096] = index.search(queries[start : start + 4096].astype(np.float32), K)[1]

@@ -220,11 +220,11 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     finally:
         del _HELD_CLAIMS[key]
         if marked:
-            with contextlib.suppress(ClaimLostError, StorageError, TableError):
+            with contextlib.suppress(ClaimLostError, StorageError, TableError, FileNotFoundError):
                 claim.require()
                 # The mark goes if other files show the kind, or if no other file is left.
                 names = [name for name in storage.list_names(root) if name != KIND_FILE]
-                if ".staging" not in names and (MANIFEST in names or _kind_at(root, names) != _OTHER):
+                if ".staging" not in names and (MANIFEST in names or _kind_at(root, names) in (None, _mark_at(root))):
                     storage.remove(join(root, KIND_FILE))
         claim.release()
         storage.thread_state.cleaning_up = False
@@ -538,9 +538,13 @@ def _kind_at(url: str, names: list[str]) -> str | None:
     if not visible and ".staging" not in names:
         return None
     if KIND_FILE in names:
-        return storage.read_bytes(join(url, KIND_FILE)).decode(errors="replace").strip()
+        return _mark_at(url)
     made = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
     return _OTHER if len(made) > 1 else made.pop() if made else None
+
+
+def _mark_at(url: str) -> str:
+    return storage.read_bytes(join(url, KIND_FILE)).decode(errors="replace").strip()
 
 
 def _kind_of(url: str) -> str:
