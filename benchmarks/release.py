@@ -56,7 +56,7 @@ OLDER = """## Measured before the code changed
 The code has changed since these measurements, so a new run can give different figures.
 """
 # Modules that tell what happens, and change no figure.
-TELLING = {
+REPORTING = {
     "schemas/__init__.py",  # the version
     *(f"schemas/{name}.py" for name in ("errors", "logs", "waits")),
     *(f"extremis/{name}.py" for name in ("alive", "at_work", "console", "metrics", "result", "summary")),
@@ -307,16 +307,16 @@ def shown(record: Record) -> str:
 
 
 def code_of(names: Iterable[str]) -> dict[str, str]:
-    """Return digests of modules by their paths below ROOT, without TELLING; for `recipes`, also of each recipe."""
+    """Return digests of modules by their paths below ROOT, without REPORTING; for `recipes`, also of each recipe."""
     found = {f"{name.replace('.', '/')}{end}" for name in names for end in (".py", "/__init__.py")}
     if "recipes" in names:
         found |= {str(path.relative_to(ROOT)) for path in (ROOT / "recipes").glob("*.toml")}
-    return {path: digest(ROOT / path) for path in sorted(found - TELLING) if (ROOT / path).is_file()}
+    return {path: digest(ROOT / path) for path in sorted(found - REPORTING) if (ROOT / path).is_file()}
 
 
 def changed(report: Mapping[str, Any]) -> list[str]:
-    """Return the paths of a report's code that has changed since, without TELLING."""
-    code = {path: then for path, then in report["code"].items() if path not in TELLING}
+    """Return the paths of a report's code that has changed since, without REPORTING."""
+    code = {path: then for path, then in report["code"].items() if path not in REPORTING}
     return [path for path, then in code.items() if not (ROOT / path).is_file() or digest(ROOT / path) != then]
 
 

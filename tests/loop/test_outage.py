@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas import owners, storage
+from schemas import storage
 from schemas.layout import MINING_COST
-from schemas.sizes import PATIENCE
 from tests.command import call, refused, sets
 from tests.pipelines.mining.world import World, random_world
-from tests.schemas.flaky import AwayFileSystem, Clock
+from tests.schemas.flaky import AwayFileSystem, Clock, clocked
 
 AWAY = 20 * 60.0
 CHOICES = sets("train.epochs=1", "negatives.hard=0", "data.share=0.2", "logging.tensorboard=false")
@@ -19,15 +18,8 @@ MEASURED = "metrics.jsonl", "run.log", "commands.json", MINING_COST
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    made = Clock()
-    monkeypatch.setattr(storage, "SLOWEST_SECONDS", 60.0)
-    monkeypatch.setattr(storage, "_clock", made)
-    monkeypatch.setattr(storage, "_pause", made.pause)
-    monkeypatch.setattr(owners, "_clock", made)
-    monkeypatch.setenv(PATIENCE, "0")  # for `call`, which sets it for this process
-    AwayFileSystem.store.clear()
-    yield made
-    AwayFileSystem.error = staticmethod(lambda: None)
+    with clocked(monkeypatch, "0", 60.0) as made:  # `call` sets the patience, for this process
+        yield made
 
 
 def outages(clock: Clock, every: int) -> Callable[[], Exception | None]:

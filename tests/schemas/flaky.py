@@ -1,10 +1,15 @@
 """A bucket in memory that fails on request: a real fsspec filesystem, as an object store is one."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import fsspec
+import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+
+from schemas import owners, storage
+from schemas.sizes import PATIENCE
 
 
 class FlakyFileSystem(MemoryFileSystem):
@@ -118,3 +123,17 @@ fsspec.register_implementation("away", AwayFileSystem, clobber=True)
 fsspec.register_implementation("near", NearFileSystem, clobber=True)
 fsspec.register_implementation("late", LateFileSystem, clobber=True)
 fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+
+
+@contextlib.contextmanager
+def clocked(patch: pytest.MonkeyPatch, patience: str, slowest: float) -> Iterator[Clock]:
+    """Yield the clock of storage and of claims until the block ends; `away://` is empty before, and there after it."""
+    clock = Clock()
+    patch.setattr(storage, "SLOWEST_SECONDS", slowest)
+    patch.setattr(storage, "_clock", clock)
+    patch.setattr(storage, "_pause", clock.pause)
+    patch.setattr(owners, "_clock", clock)
+    patch.setenv(PATIENCE, patience)
+    AwayFileSystem.store.clear()
+    yield clock
+    AwayFileSystem.error = staticmethod(lambda: None)

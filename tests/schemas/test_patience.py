@@ -9,7 +9,7 @@ from schemas import owners, storage
 from schemas.errors import AccessError, ClaimedError, ClaimLostError, InputError, StorageError
 from schemas.owners import Owner
 from schemas.sizes import PATIENCE, parse_seconds
-from tests.schemas.flaky import AwayFileSystem, Clock
+from tests.schemas.flaky import AwayFileSystem, Clock, clocked
 
 pytest.importorskip("s3fs")
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
@@ -53,15 +53,9 @@ MISTAKES = {  # tried again as without patience: a response may have been damage
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    made = Clock()
-    monkeypatch.setattr(storage, "SLOWEST_SECONDS", 8.0)
-    monkeypatch.setattr(storage, "_clock", made)
-    monkeypatch.setattr(storage, "_pause", made.pause)
-    monkeypatch.setattr(owners, "_clock", made)
-    monkeypatch.setenv(PATIENCE, "30m")
-    storage.write_bytes(URL, b"before")
-    yield made
-    AwayFileSystem.error = staticmethod(lambda: None)
+    with clocked(monkeypatch, "30m", 8.0) as made:
+        storage.write_bytes(URL, b"before")
+        yield made
 
 
 def away_until(clock: Clock, moment: float, error: Callable[[], Exception]) -> None:
