@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from extremis.console import relay, say
 from pipelines.options import DumpOptions
 from schemas.errors import FRONT_END, LASTING_STATUSES, ExtremisError, InputError, PeerError, option
-from schemas.process import BESIDE, end_with_parent, python_command
+from schemas.process import RESERVED, end_with_parent, python_command
 from schemas.waits import Say, Wait, waiting
 
 RESTART_PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
@@ -42,7 +42,7 @@ class Miner:
 
     def __init__(self, command: Sequence[str], log: Say, ended: threading.Event | None = None, beside: int = 0) -> None:
         self._command, self._log, self._last = command, log, ""
-        self._environment = {FRONT_END: "python", **os.environ, TRAINER_PID: str(os.getpid()), BESIDE: str(beside)}
+        self._environment = {FRONT_END: "python", **os.environ, TRAINER_PID: str(os.getpid()), RESERVED: str(beside)}
         self._stopping, self._ended = threading.Event(), ended or threading.Event()
         self.process = self._start()
         self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)

@@ -22,14 +22,14 @@ from schemas.layout import MANIFEST, RUN_FILE, RunLayout, epoch_folder, parse_nu
 from schemas.manifest import open_manifest
 from schemas.owners import CLAIM_FILE, KIND_FILE, claimed, find_signs, forget_ended
 from schemas.sizes import say_bytes
-from schemas.storage import Found, join, read_json, relative, resolve, write_json
+from schemas.storage import FileInfo, join, read_json, relative, resolve, write_json
 from scoring.export_versions import REPLACED, find_current
 from trainer.methods.sections import LEAD
 from trainer.recipe_files import load_config
 
 STAGING = "staging"  # kind of what processes have left, and of their claims
 REMOVING = ".removing.json"  # names of what a removal, perhaps an interrupted one, removes
-Files = Mapping[str, Found]
+Files = Mapping[str, FileInfo]
 Numbered = Mapping[int, Files]  # files below each numbered folder of a run
 
 
@@ -96,7 +96,7 @@ def _untouched(root: str, name: str, files: Files, kind: str, before: float) -> 
 
 def _of_run(run: RunLayout, files: Files, keep: int | None) -> Iterator[Unneeded]:
     recipe = load_config(run.config)["recipe"]
-    numbered: dict[str, dict[int, dict[str, Found]]] = defaultdict(lambda: defaultdict(dict))
+    numbered: dict[str, dict[int, dict[str, FileInfo]]] = defaultdict(lambda: defaultdict(dict))
     for name, found in files.items():
         kind, folder, rest = (*name.split("/", 2), "", "")[:3]
         if (number := parse_number(folder.removesuffix(".json"))) is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.waits import waiting
 
-BESIDE = "EXTREMIS_BESIDE"  # environment variable: bytes of memory that a process beside this one plans to use
+RESERVED = "EXTREMIS_RESERVED_MEMORY"  # environment variable: bytes that a process beside this one plans to use
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 # Of a cgroup's memory, by its controllers: root, files of the limit and of what is used, and cached pages of that.
 _MEMORY_OF = {
@@ -115,8 +115,9 @@ def peak_bytes() -> int:
 
 
 def memory_share() -> int:
-    """Return the bytes that this process may use, whatever is in use, less what BESIDE reserves; or sys.maxsize."""
-    return max(0, min((limit for limit, _ in _memory_limits()), default=sys.maxsize) - int(os.environ.get(BESIDE, "0")))
+    """Return the bytes that this process may use, whatever is in use, less what RESERVED reserves; or sys.maxsize."""
+    limit = min((limit for limit, _ in _memory_limits()), default=sys.maxsize)
+    return max(0, limit - int(os.environ.get(RESERVED, "0")))
 
 
 def free_memory() -> int:

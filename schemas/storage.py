@@ -323,25 +323,25 @@ def list_sizes(url: str) -> dict[str, int]:
     return {name: int(facts["size"]) for name, facts in _list(url).items() if facts["type"] == "file"}
 
 
-class Found(NamedTuple):
+class FileInfo(NamedTuple):
     """A file in a listing: its size in bytes, and when it was written, in seconds since 1970 (inf: unknown)."""
 
     size: int
     written: float
 
 
-def list_below(url: str) -> dict[str, Found]:
+def list_below(url: str) -> dict[str, FileInfo]:
     """Return each file at any depth below the prefix `url`, by the path from there."""
     fs, path = filesystem(url)
     if not is_local(url):
         listed = _retry(lambda: _call_with_timeout(fs, "find", path, detail=True), "list", url)
-        files = {place: Found(int(facts["size"]), _written(facts)) for place, facts in listed.items()}
+        files = {place: FileInfo(int(facts["size"]), _written(facts)) for place, facts in listed.items()}
     else:  # fsspec would leave out a folder in which a file has just been removed
         files = {}
         for place in (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names):
             with contextlib.suppress(FileNotFoundError):
                 facts = os.lstat(place)
-                files[place] = Found(facts.st_size, facts.st_mtime)
+                files[place] = FileInfo(facts.st_size, facts.st_mtime)
     below = {place[len(path.rstrip("/")) + 1 :]: found for place, found in sorted(files.items())}
     return {name: found for name, found in below.items() if name and not posixpath.basename(name).startswith(TEMPORARY)}
 

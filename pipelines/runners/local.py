@@ -59,10 +59,10 @@ def choose_runner(
         worth_processes = reached and sum(sizes) >= _WORTH_PROCESSES  # a process takes a second to start
         mode, workers = "multi_processing" if worth_processes else "in_memory", min(cores(), _MOST_WORKERS)
     workers, free = workers or cores(), free_memory()
-    fed = max(1, min(workers, free // worker_bytes))
-    if fed < workers and mode != "in_memory":
-        say(f"{fed} of {workers} workers: {say_bytes(free)} are free, each needs up to {say_bytes(worker_bytes)}")
-    return LocalRunner(mode, fed)
+    started = max(1, min(workers, free // worker_bytes))
+    if started < workers and mode != "in_memory":
+        say(f"{started} of {workers} workers: {say_bytes(free)} are free, each needs up to {say_bytes(worker_bytes)}")
+    return LocalRunner(mode, started)
 
 
 def is_local(beam_options: Sequence[str]) -> bool:

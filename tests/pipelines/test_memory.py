@@ -128,7 +128,7 @@ def test_the_limits_of_a_process(
     (tmp_path / "cgroup" / folder).mkdir(parents=True)
     for name, text in zip([*names[:2], "memory.stat"], [700 * MIB, 300 * MIB, f"{names[2]} {50 * MIB}"], strict=True):
         (tmp_path / "cgroup" / folder / name).write_text(f"{text}\n")
-    monkeypatch.setenv(process.BESIDE, str(100 * MIB))
+    monkeypatch.setenv(process.RESERVED, str(100 * MIB))
     assert (process.memory_share(), process.free_memory()) == (600 * MIB, 450 * MIB)
     monkeypatch.undo()
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 20, -1))  # `ulimit -v`
