@@ -1,27 +1,36 @@
 """The papers' claims, measured: `python -m papers PAPER`. What is measured already is not run again.
 
-The runs for the claims are processes with one thread and low priority, `--jobs` at a time, in the order of the claims'
-ranks. An interrupted command continues when it is repeated. At the end, or with only --page, it writes results.md.
+The runs for the claims are processes with one thread and low priority, `--jobs` at a time, in the order of --list. An
+interrupted command continues when it is repeated. At the end, or with only --page, it writes results.md.
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks.common.imported_code import noting
 from extremis.console import ClosedPipe, open_streams
 from papers.claims import ROOT, Line, Paper, RunKey, paper_names
-from papers.page import write_page
-from papers.results import Result
+from papers.page import DIFFERS, NOT_RUN, UNCLEAR, judge, write_pages
+from papers.results import Result, minutes_of
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import MANIFEST, RunLayout
 
-Job = tuple[Paper, RunKey]
+MINUTES_OF_A_LINE = 30  # at most, for a line whose seeds come first
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
+
+
+class Job(NamedTuple):
+    """A run to start, and why it has its place in the order."""
+
+    paper: Paper
+    key: RunKey
+    why: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--page",
         action="store_true",
-        help="start nothing: write the page from what is there, and the counts in README.md of the checkout",
+        help="start nothing: write the page from what is there, and the verdicts in README.md and papers/README.md",
     )
     options = parser.parse_args(arguments)
     try:
@@ -60,9 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # while a closed pipe can still be handled
             return 0
         failed = [] if options.page else run_all(jobs, options.data, options.out, options.jobs, options.hours)
-        for paper in papers:
-            write_page(paper, counts=options.page)
-            say(f"{paper.folder / 'results.md'}")
+        for place in write_pages(papers, readmes=options.page):
+            say(str(place))
         return 1 if failed else 0
     except ExtremisError as error:
         say(f"Error: {error}")
@@ -75,21 +83,39 @@ def say(line: str) -> None:
 
 
 def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path) -> list[Job]:
-    """List each run without a result once, by the ranks of the claims of all papers. Raises InputError.
+    """List each run without a result once, in the order in which they start. Raises InputError.
 
-    A run that another run continues from is also listed if its folder is gone.
+    First the missing seeds of short lines that differ or are inconclusive, then runs that separate causes, main claims
+    that are not run, and all others. A run that another run continues from is also listed if its folder is gone.
     """
     lines = [(paper, line) for paper in papers for line in paper.lines]
-    chosen = _lines_of(table, lines) if table else lines
     jobs = dict[tuple[str, RunKey], Job]()
-    for paper, line in sorted(chosen, key=lambda each: each[1].rank):
-        for key in paper.keys_of(line, seeds):
-            needed = paper.needed(key)
-            if Result.find(paper, key) is None:
-                if needed and not _is_finished(paper, needed, out):
-                    jobs.setdefault((str(paper.folder), needed), (paper, needed))
-                jobs.setdefault((str(paper.folder), key), (paper, key))
+    places = [_place(paper, line, seeds, out) for paper, line in (_lines_of(table, lines) if table else lines)]
+    for _, _, missing in sorted(places, key=lambda place: place[:2]):
+        for job in missing:
+            jobs.setdefault((str(job.paper.folder), job.key), job)
     return [*jobs.values()]
+
+
+def _place(paper: Paper, line: Line, seeds: int, out: Path) -> tuple[int, float, list[Job]]:
+    """Return the group of a line, and the minutes of its missing runs, by which it has its place; and these runs."""
+    keys, missing = [*paper.keys_of(line, seeds)], dict[RunKey, float]()
+    for key in keys:
+        needed = paper.needed(key)
+        if Result.find(paper, key) is None:
+            if needed and not _is_finished(paper, needed, out):
+                missing.setdefault(needed, minutes_of(paper, needed))
+            missing.setdefault(key, minutes_of(paper, key))
+    verdict = judge(paper, line)
+    is_short = sum(minutes_of(paper, key) for key in {*keys}) < MINUTES_OF_A_LINE
+    groups = {
+        "seeds": is_short and verdict.few and verdict.verdict in (DIFFERS, UNCLEAR),
+        "cause": line.claim.cause,
+        "main": line.claim.main and verdict.verdict == NOT_RUN,
+        "other": True,
+    }
+    group, why = next((number, name) for number, (name, fits) in enumerate(groups.items()) if fits)
+    return group, sum(missing.values()), [Job(paper, key, why) for key in missing]
 
 
 def _lines_of(table: str, lines: Sequence[tuple[Paper, Line]]) -> Sequence[tuple[Paper, Line]]:
@@ -116,12 +142,12 @@ def _is_finished(paper: Paper, key: RunKey, out: Path) -> bool:
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:
-    """Print runs with their expected hours."""
+    """Print runs with their expected hours, alone and in all up to there, and why they have this place."""
     total = 0.0
-    for paper, key in jobs:
-        minutes = paper.runs[key.run].expected(key.data)
+    for paper, key, why in jobs:
+        minutes = minutes_of(paper, key)
         total += minutes
-        sys.stdout.write(f"{minutes / 60:6.2f} h  {paper.folder.name}  {key}\n")
+        sys.stdout.write(f"{minutes / 60:6.2f} h {total / 60:6.2f} h  {why:5}  {paper.folder.name}  {key}\n")
     sys.stdout.write(f"{total / 60:6.2f} h  {len(jobs)} runs, of one thread each\n")
 
 
@@ -130,7 +156,7 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
 
     Raises InputError, before the first run, if raw data of any run are missing.
     """
-    for paper, key in jobs:
+    for paper, key, _ in jobs:
         if key.data:
             paper.raw_folder(key.data)
     waiting, running, failed = [*jobs], dict[subprocess.Popen, Job](), list[Job]()
@@ -148,9 +174,9 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
                 break  # out of time, or the remaining jobs need a failed job
             time.sleep(0.2)
             for process in [each for each in running if each.poll() is not None]:
-                paper, key = running.pop(process)
+                paper, key, _ = job = running.pop(process)
                 if process.returncode:
-                    failed.append((paper, key))
+                    failed.append(job)
                 say(f"{key}: {_failure(_log(paper, key, out)) if process.returncode else 'done'}")
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -163,25 +189,21 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
 
 def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
     """Return whether a job can start: its previous run is finished, and no other process is making its data."""
-    paper, key = job
+    paper, key, _ = job
     needed = paper.needed(key)
-    if needed and (not _is_finished(paper, needed, out) or any(other[1] == needed for other in running)):
+    if needed and (not _is_finished(paper, needed, out) or any(other.key == needed for other in running)):
         return False
     is_made = not key.data or (paper.place_of_data(key.data, out) / MANIFEST).exists()
-    return is_made or all(other[1].data != key.data for other in running)
+    return is_made or all(other.key.data != key.data for other in running)
 
 
 def _start(job: Job, data: Path, out: Path) -> subprocess.Popen:
-    paper, key = job
+    paper, key, _ = job
     log = _log(paper, key, out)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["nice", "-n", "15", sys.executable, "-m", "papers.measure", _name(paper), key.run, key.data]
     paths = [str(key.seed), str(data.resolve()), str(out.resolve())]
-    environment = {
-        **os.environ,
-        **_ONE_THREAD,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    environment = {**noting(log.with_suffix(".imported").resolve(), str(ROOT)), **_ONE_THREAD}
     say(f"{key}: started")
     with log.open("a") as file:
         return subprocess.Popen([*command, *paths], env=environment, stdout=file, stderr=file, start_new_session=True)

@@ -3,16 +3,18 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from papers.claims import ROOT, Check, Line, Paper, RunKey, paper_names
-from papers.results import Interval, Result, difference, spread
+from papers.results import Interval, Result, difference, minutes_of, spread
 from schemas.errors import InputError
 
 HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE = "holds", "differs", "inconclusive", "not run", "not testable here"
 _CLAIM = ["where", "claim", "the paper"]
 _MEASURED = [*_CLAIM, "data", "ours", "what decides, 95 %", "verdict", "min"]
 _COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ are inconclusive, \d+ are not run and \d+ cannot be tested")
+_MAIN = re.compile(r"(?m)^\| paper \| main claim .*\n(\|.*\n)+")
 
 
 class Verdict(NamedTuple):
@@ -23,51 +25,90 @@ class Verdict(NamedTuple):
     decides: str = ""
     minutes: float = 0.0
     few: str = ""  # set if seeds are missing
+    older: str = ""  # set if code has changed since a run
+
+    @property
+    def told(self) -> str:
+        """The verdict, with what limits it."""
+        return f"**{self.verdict}**{self.few}{self.older}"
 
 
-def write_page(paper: Paper, counts: bool) -> None:
-    """Write results.md into the paper's folder, and, for papers of this checkout, `counts` into README.md."""
-    (paper.folder / "results.md").write_text(page(paper))
-    readme = ROOT / "README.md"
-    if counts and paper.folder.parent == ROOT / "papers":
-        readme.write_text(_COUNTS.sub(summary(), readme.read_text()))
+Verdicts = list[tuple[Line, Verdict]]
 
 
-def summary() -> str:
+def verdicts(paper: Paper) -> Verdicts:
+    """Return each line with its verdict."""
+    return [(line, judge(paper, line)) for line in paper.lines]
+
+
+def write_pages(papers: Sequence[Paper], readmes: bool) -> list[Path]:
+    """Write each paper's results.md; with `readmes`, also what README.md and papers/README.md quote. Return the places.
+
+    Both quote the papers of this checkout, however many are given.
+    """
+    told = {paper.folder: (paper, verdicts(paper)) for paper in papers}
+    places = {folder / "results.md": page(*each) for folder, each in told.items()}
+    if readmes:
+        ours = [Paper.load(name) for name in paper_names()]
+        of = [told.get(paper.folder) or (paper, verdicts(paper)) for paper in ours]
+        places |= {
+            ROOT / "README.md": _COUNTS.sub(summary(of), (ROOT / "README.md").read_text()),
+            ROOT / "papers/README.md": _MAIN.sub(main_claims(of), (ROOT / "papers/README.md").read_text()),
+        }
+    for place, text in places.items():
+        place.write_text(text)
+    return [*places]
+
+
+def summary(of: Sequence[tuple[Paper, Verdicts]]) -> str:
     """Return the number of lines of all papers by verdict, as text for README.md."""
-    papers = [Paper.load(name) for name in paper_names()]
-    count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
+    count = Counter(verdict.verdict for _, told in of for _, verdict in told)
     return (
         f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, "
         f"{count[NOT_RUN]} are not run and {count[UNTESTABLE]} cannot be tested"
     )
 
 
-def page(paper: Paper) -> str:
+def main_claims(of: Sequence[tuple[Paper, Verdicts]]) -> str:
+    """Return the table of the papers' main claims, for papers/README.md."""
+    rows = []
+    for paper, told in of:
+        for claim in (each for each in paper.claims if each.main):
+            here = [
+                ": ".join(filter(None, (line.data, verdict.told, verdict.decides)))
+                for line, verdict in told
+                if line.claim == claim
+            ]
+            title = f"[{paper.title}]({paper.folder.name}/results.md)"
+            rows.append([title, claim.main, claim.where, "<br>".join(here)])
+    return "\n".join(_table("", ["paper", "main claim", "where", "here"], rows))
+
+
+def page(paper: Paper, told_of: Verdicts) -> str:
     """Return the page."""
-    verdicts = [(line, judge(paper, line)) for line in paper.lines]
-    count = Counter(verdict.verdict for _, verdict in verdicts)
+    count = Counter(verdict.verdict for _, verdict in told_of)
     told = ", ".join(f"{count[each]} {each}" for each in (HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE) if count[each])
     lines = [
         f"# {paper.title}: claims, measured",
         "",
         f"Written by `python -m papers {paper.folder.name}` from `runs/*.json`: change `runs/claims.toml`, not this "
-        f"page. {len(verdicts)} lines: {told}.",
+        f"page. {len(told_of)} lines: {told}.",
         "",
         "Ours: mean over seeds ± standard deviation. What decides: a difference or a value with its 95 % bootstrap "
         "interval over texts and seeds, paired, or a ratio per seed, beside its bound. A line holds if every check "
-        "is within its bound, and differs if one check is beyond. Minutes: processor time of all runs of the line.",
+        "is within its bound, and differs if one check is beyond. Older code: what a run imported has changed since "
+        "this commit. Minutes: processor time of all runs of the line.",
         "",
     ]
     measured, later, never = list[list[str]](), list[list[str]](), list[list[str]]()
-    for line, verdict in verdicts:
+    for line, verdict in told_of:
         claim = [line.claim.where, line.claim.claim, line.claim.paper]
         if verdict.verdict == UNTESTABLE:
             never.append([*claim, verdict.ours])
         elif verdict.verdict == NOT_RUN:
             later.append([*claim, line.data, verdict.ours])
         else:
-            outcome = [verdict.ours, verdict.decides, f"**{verdict.verdict}**{verdict.few}", f"{verdict.minutes:.1f}"]
+            outcome = [verdict.ours, verdict.decides, verdict.told, f"{verdict.minutes:.1f}"]
             measured.append([*claim, line.data, *outcome])
     lines += _table("", _MEASURED, measured)
     notes = [f"- {claim.where}, {claim.claim}: {claim.note}" for claim in paper.claims if claim.note]
@@ -96,7 +137,7 @@ def _runs(paper: Paper) -> list[str]:
         metrics = [_with_spread(each) if each else "" for each in values]
         minutes = spread(result.figures["processor_seconds"] / 60 for result in results)[0]
         what = run.recipe or run.module or f"{run.scores} of {run.after}"
-        commits = ", ".join(sorted({result.commit for result in results}))
+        commits = ", ".join(sorted({result.commit + " (older)" * result.is_older for result in results}))
         rows.append([name, f"`{what}`", data, str(len(results)), *metrics, f"{minutes:.1f}", commits])
     return _table("## Runs", ["run", "recipe", "data", "seeds", *shown, "min per seed", "commit"], rows)
 
@@ -124,13 +165,15 @@ def judge(paper: Paper, line: Line) -> Verdict:
     every = {id(result): result for results in found.values() for result in results.values()}.values()
     minutes = sum(result.figures["processor_seconds"] for result in every) / 60
     ours = "; ".join(dict.fromkeys(text for part in parts if part.ours for text in part.ours.split("; ")))
-    return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, few)
+    commits = ", ".join(sorted({result.commit for result in every if result.is_older}))
+    older = f", older code ({commits})" if commits else ""
+    return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, few, older)
 
 
 def expected(paper: Paper, line: Line) -> str:
     """Return the command for a line without results, and its expected hours."""
     keys = {*paper.keys_of(line, line.seeds)}
-    hours = sum(paper.runs[key.run].expected(key.data) for key in keys) / 60
+    hours = sum(minutes_of(paper, key) for key in keys) / 60
     return f"`python -m papers {paper.folder.name} --table {line.claim.table}`, {hours:.1f} h"
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.common import imported_code
 from papers.__main__ import list_jobs, main
 from papers.claims import Check, Claim, Paper, RunKey, digest_files, digest_recipe, paper_names
 from papers.measure import subsample_labels
-from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
+from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, Verdicts, judge, main_claims, page, summary, verdicts
 from papers.results import LEVELS, RESAMPLES, Result, difference, pack, place_of
 from schemas.errors import InputError
 from tests.command import ROOT
@@ -29,6 +31,11 @@ from trainer.recipe_files import load_recipe
 
 PAPERS = {name: Paper.load(name) for name in paper_names()}
 PLACES = {"after": "runs/other", "data": "data", "seed": 0, "minilm": "model"}
+
+
+@cache
+def told(name: str) -> Verdicts:
+    return verdicts(PAPERS[name])
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -56,16 +63,22 @@ def test_a_data_set_is_the_same_for_all_papers() -> None:
 def test_the_page_is_made_of_the_json(name: str) -> None:
     """`python -m papers PAPER --page` renews it."""
     paper = PAPERS[name]
-    assert (paper.folder / "results.md").read_text() == page(paper)
+    assert (paper.folder / "results.md").read_text() == page(paper, told(name))
     needed = {place_of(paper, key) for line in paper.lines for key in paper.keys_of(line, 9)}
     there = {*(paper.folder / "runs").glob("*.json")}
     assert there <= needed
     read = [Result.find(paper, key) for line in paper.lines for key in paper.keys_of(line, 9)]
+    assert {each.raw_digest for each in read if each and each.made_from["data"].get("raw") == "tate"} <= {
+        digest_files(ROOT / "examples" / "tate")  # whatever other files are there
+    }
     assert there == set() or any(read), "what decides the runs has changed: run them again, or remove their JSON"
 
 
-def test_the_readme_counts_what_the_pages_say() -> None:
-    assert summary() in (ROOT / "README.md").read_text()
+def test_the_readmes_quote_what_the_pages_say() -> None:
+    of = [(paper, told(name)) for name, paper in PAPERS.items()]
+    assert summary(of) in (ROOT / "README.md").read_text()
+    assert main_claims(of) in (ROOT / "papers" / "README.md").read_text()
+    assert all(2 <= sum(bool(claim.main) for claim in paper.claims) <= 4 for paper in PAPERS.values())
 
 
 def result_of(
@@ -218,7 +231,8 @@ def test_a_result_of_another_recipe_or_of_other_data_is_not_read(tmp_path: Path)
     recipe.write_text('extends = "random"')
     result_of(Paper.load(f"{tmp_path}/", tmp_path / "raw"), key, np.ones(5))
     recipe.write_text('# The same.\nextends = "random"\n')
-    (raw / "README.md").write_text("The same.")
+    for name in ("README.md", "recipe.toml", "notes.csv"):  # which `shard` does not read
+        (raw / name).write_text("The same.")
     assert is_read()
     (raw / "tst.json.gz").write_bytes((raw / "trn.json.gz").read_bytes())
     assert not is_read()
@@ -226,6 +240,54 @@ def test_a_result_of_another_recipe_or_of_other_data_is_not_read(tmp_path: Path)
     recipe.write_text('extends = "random"\n[train]\nepochs = 3\n[encoder]\ndimension = 9\n[order]\nseed = 3')
     assert not is_read()
     assert len(names) == 3
+
+
+def test_a_line_is_marked_while_code_of_a_run_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", least=0))
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text("rows = 1")
+    monkeypatch.setattr(imported_code, "ROOT", tmp_path)
+    code = {f"{name}.py": imported_code.digest(tmp_path / f"{name}.py") for name in ("first", "second")}
+
+    def mark(of_a: dict[str, str]) -> str:
+        for name, digests in (("a", of_a), ("b", code)):
+            result = result_of(paper, RunKey(name, "tiny", 0), np.ones(5))
+            replace(result, commit=f"commit of {name}", code=digests).write(place_of(paper, RunKey(name, "tiny", 0)))
+        return judge(paper, paper.lines[0]).older
+
+    assert mark(code) == ""
+    assert mark({}) == ", older code (commit of a)"
+    (tmp_path / "second.py").write_text("rows = 2")
+    assert mark(code) == ", older code (commit of a, commit of b)"
+    (tmp_path / "second.py").write_text('"""Rows."""\nrows = 1')
+    assert mark(code) == ""
+
+
+def test_seeds_come_first_then_causes_then_main_claims_and_within_each_what_takes_the_least_time(
+    tmp_path: Path,
+) -> None:
+    minutes = {"known": 1, "long": 40, "cause": 9, "main-9": 9, "main-8": 8, "rest": 1}
+    runs = {name: {"recipe": "random", "minutes": each} for name, each in minutes.items()}
+
+    def claim(run: str, **fields: object) -> dict[str, object]:
+        check = {"a": run, "metric": "P@1", "most": 20}
+        return {"table": "1", "where": "", "claim": run, "paper": "", "on": ["tiny"], "checks": [check], **fields}
+
+    claims = [claim("rest"), claim("main-9", main="m", seeds=1), claim("main-8", main="m", seeds=1)]
+    claims += [claim("cause", cause=True, seeds=1), claim("long"), claim("known", seeds=2)]
+    body = {"title": "Small", "sets": {"tiny": {"raw": "tiny"}}, "runs": runs, "claims": claims, "folder": tmp_path}
+    paper = Paper.model_validate(body)
+    for name, seconds in (("known", 60), ("long", 2400)):
+        result_of(paper, RunKey(name, "tiny", 0), np.ones(5), seconds)  # above the bound: the line differs
+    jobs = list_jobs([paper], None, 3, tmp_path)
+    first = dict.fromkeys((job.key.run, job.why) for job in jobs)
+    assert [*first] == [
+        ("known", "seeds"),
+        ("cause", "cause"),
+        *(("main-8", "main"), ("main-9", "main")),
+        *(("rest", "other"), ("long", "other")),
+    ]
+    assert [str(job.key) for job in jobs[:1]] == ["known.tiny.1"]
 
 
 def test_thinned_labels_are_every_nth_with_the_points_that_have_one(tmp_path: Path) -> None:
@@ -266,7 +328,6 @@ after = "random"
 scores = "sum"
 
 [[claims]]
-rank = 1
 table = "1"
 where = "Table 1"
 claim = "sampling is no worse than every label"
@@ -279,7 +340,6 @@ checks = [
 ]
 
 [[claims]]
-rank = 2
 table = "2"
 where = "Table 2"
 claim = "texts are not far off"
@@ -301,7 +361,7 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*arguments, "--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in listed[:-1]] == ["random.tiny.0", "one-vs-all.tiny.0", "again.tiny.0"]
-    assert "0.01 h  paper  random.tiny.0" in listed[0]
+    assert "0.01 h   0.01 h  other  paper  random.tiny.0" in listed[0]
     assert not out.exists()
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -335,7 +395,9 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert '"epoch"' in (out / "paper" / "one-vs-all.tiny.0.metrics.jsonl").read_text()
     text = (paper / "results.md").read_text()
     assert text.count("**holds**") == 2
-    assert page(Paper.load(str(paper))) == text
+    assert page(Paper.load(str(paper)), verdicts(Paper.load(str(paper)))) == text
+    assert "older" not in text.partition("**holds**")[2]
+    assert all({"trainer/loop.py", "papers/measure.py"} < {*body["code"]} for body in results.values())
     assert main([*arguments, "--list"]) == 0
     assert capsys.readouterr().out.split()[2] == "0"
 
@@ -367,7 +429,7 @@ def test_wrong_use_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture)
 
 def test_a_table_has_the_names_of_the_page(tmp_path: Path) -> None:
     def runs_of(paper: str, table: str) -> list[str]:
-        return [str(key) for _, key in list_jobs([PAPERS[paper]], table, 1, tmp_path)]
+        return [str(job.key) for job in list_jobs([PAPERS[paper]], table, 1, tmp_path)]
 
     assert runs_of("mips_s", "figure-7") == runs_of("mips_s", "Figure 7") == runs_of("mips_s", "7") != []
     assert runs_of("dexml", "Table 3") == runs_of("dexml", "3") != runs_of("dexml", "Table 12")
@@ -379,9 +441,9 @@ def test_the_example_of_a_comparison_is_valid(tmp_path: Path) -> None:
     (tmp_path / "runs" / "claims.toml").write_text(block)
     paper = Paper.load(f"{tmp_path}/")
     jobs = list_jobs([paper], None, 9, tmp_path)
-    assert [str(key) for _, key in jobs] == [f"{run}.tate.{seed}" for seed in range(3) for run in ("with", "without")]
-    for _, key in jobs:
-        load_recipe(paper.recipe_of(paper.runs[key.run]), paper.settings_of(key))
+    assert [str(job.key) for job in jobs] == [f"{run}.tate.{seed}" for seed in range(3) for run in ("with", "without")]
+    for job in jobs:
+        load_recipe(paper.recipe_of(paper.runs[job.key.run]), paper.settings_of(job.key))
 
 
 def test_a_folder_here_is_a_paper_by_its_name(
