@@ -11,26 +11,19 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.common.imported_code import noting
 from extremis.console import ClosedPipe, open_streams
 from papers.claims import ROOT, Line, Paper, RunKey, paper_names
-from papers.page import DIFFERS, NOT_RUN, UNCLEAR, judge, write_pages
+from papers.page import DIFFERS, NOT_RUN, UNCLEAR, judge, page, write_quotes
 from papers.results import Result, minutes_of
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import MANIFEST, RunLayout
 
+Job = tuple[Paper, RunKey, str]  # the last: its group
+GROUPS = "seeds", "cause", "main", "other"
 MINUTES_OF_A_LINE = 30  # at most, for a line whose seeds come first
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
-
-
-class Job(NamedTuple):
-    """A run to start, and why it has its place in the order."""
-
-    paper: Paper
-    key: RunKey
-    why: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,8 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # while a closed pipe can still be handled
             return 0
         failed = [] if options.page else run_all(jobs, options.data, options.out, options.jobs, options.hours)
-        for place in write_pages(papers, readmes=options.page):
-            say(str(place))
+        for paper in papers:
+            (paper.folder / "results.md").write_text(page(paper))
+            say(f"{paper.folder / 'results.md'}")
+        if options.page:
+            write_quotes()
         return 1 if failed else 0
     except ExtremisError as error:
         say(f"Error: {error}")
@@ -93,29 +89,24 @@ def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path)
     places = [_place(paper, line, seeds, out) for paper, line in (_lines_of(table, lines) if table else lines)]
     for _, _, missing in sorted(places, key=lambda place: place[:2]):
         for job in missing:
-            jobs.setdefault((str(job.paper.folder), job.key), job)
+            jobs.setdefault((str(job[0].folder), job[1]), job)
     return [*jobs.values()]
 
 
 def _place(paper: Paper, line: Line, seeds: int, out: Path) -> tuple[int, float, list[Job]]:
     """Return the group of a line, and the minutes of its missing runs, by which it has its place; and these runs."""
-    keys, missing = [*paper.keys_of(line, seeds)], dict[RunKey, float]()
+    keys, missing = [*paper.keys_of(line, seeds)], list[RunKey]()
     for key in keys:
-        needed = paper.needed(key)
         if Result.find(paper, key) is None:
-            if needed and not _is_finished(paper, needed, out):
-                missing.setdefault(needed, minutes_of(paper, needed))
-            missing.setdefault(key, minutes_of(paper, key))
-    verdict = judge(paper, line)
-    is_short = sum(minutes_of(paper, key) for key in {*keys}) < MINUTES_OF_A_LINE
-    groups = {
-        "seeds": is_short and verdict.few and verdict.verdict in (DIFFERS, UNCLEAR),
-        "cause": line.claim.cause,
-        "main": line.claim.main and verdict.verdict == NOT_RUN,
-        "other": True,
-    }
-    group, why = next((number, name) for number, (name, fits) in enumerate(groups.items()) if fits)
-    return group, sum(missing.values()), [Job(paper, key, why) for key in missing]
+            needed = paper.needed(key)
+            missing += [needed] if needed and not _is_finished(paper, needed, out) else []
+            missing.append(key)
+    verdict, group = judge(paper, line).verdict if missing else "", len(GROUPS) - 1
+    if verdict in (DIFFERS, UNCLEAR) and sum(minutes_of(paper, key) for key in {*keys}) < MINUTES_OF_A_LINE:
+        group = 0
+    elif line.claim.cause or (line.claim.main and verdict == NOT_RUN):
+        group = 1 if line.claim.cause else 2
+    return group, sum(minutes_of(paper, key) for key in {*missing}), [(paper, key, GROUPS[group]) for key in missing]
 
 
 def _lines_of(table: str, lines: Sequence[tuple[Paper, Line]]) -> Sequence[tuple[Paper, Line]]:
@@ -142,12 +133,12 @@ def _is_finished(paper: Paper, key: RunKey, out: Path) -> bool:
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:
-    """Print runs with their expected hours, alone and in all up to there, and why they have this place."""
+    """Print runs with their expected hours, alone and in all up to there, and their group."""
     total = 0.0
-    for paper, key, why in jobs:
+    for paper, key, group in jobs:
         minutes = minutes_of(paper, key)
         total += minutes
-        sys.stdout.write(f"{minutes / 60:6.2f} h {total / 60:6.2f} h  {why:5}  {paper.folder.name}  {key}\n")
+        sys.stdout.write(f"{minutes / 60:6.2f} h {total / 60:6.2f} h  {group:5}  {paper.folder.name}  {key}\n")
     sys.stdout.write(f"{total / 60:6.2f} h  {len(jobs)} runs, of one thread each\n")
 
 
@@ -191,10 +182,10 @@ def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
     """Return whether a job can start: its previous run is finished, and no other process is making its data."""
     paper, key, _ = job
     needed = paper.needed(key)
-    if needed and (not _is_finished(paper, needed, out) or any(other.key == needed for other in running)):
+    if needed and (not _is_finished(paper, needed, out) or any(other[1] == needed for other in running)):
         return False
     is_made = not key.data or (paper.place_of_data(key.data, out) / MANIFEST).exists()
-    return is_made or all(other.key.data != key.data for other in running)
+    return is_made or all(other[1].data != key.data for other in running)
 
 
 def _start(job: Job, data: Path, out: Path) -> subprocess.Popen:
@@ -203,7 +194,7 @@ def _start(job: Job, data: Path, out: Path) -> subprocess.Popen:
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["nice", "-n", "15", sys.executable, "-m", "papers.measure", _name(paper), key.run, key.data]
     paths = [str(key.seed), str(data.resolve()), str(out.resolve())]
-    environment = {**noting(log.with_suffix(".imported").resolve(), str(ROOT)), **_ONE_THREAD}
+    environment = {**noting(log.with_suffix(".imported").resolve()), **_ONE_THREAD}
     say(f"{key}: started")
     with log.open("a") as file:
         return subprocess.Popen([*command, *paths], env=environment, stdout=file, stderr=file, start_new_session=True)

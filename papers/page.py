@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from papers.claims import ROOT, Check, Line, Paper, RunKey, paper_names
@@ -24,75 +23,45 @@ class Verdict(NamedTuple):
     ours: str = ""
     decides: str = ""
     minutes: float = 0.0
-    few: str = ""  # set if seeds are missing
-    older: str = ""  # set if code has changed since a run
-
-    @property
-    def told(self) -> str:
-        """The verdict, with what limits it."""
-        return f"**{self.verdict}**{self.few}{self.older}"
+    limits: str = ""  # missing seeds, and older code
 
 
-Verdicts = list[tuple[Line, Verdict]]
+def write_quotes() -> None:
+    """Write what README.md and papers/README.md of this checkout quote."""
+    for name, pattern, text in zip(("README.md", "papers/README.md"), (_COUNTS, _MAIN), quotes(), strict=True):
+        (ROOT / name).write_text(pattern.sub(text, (ROOT / name).read_text()))
 
 
-def verdicts(paper: Paper) -> Verdicts:
-    """Return each line with its verdict."""
-    return [(line, judge(paper, line)) for line in paper.lines]
-
-
-def write_pages(papers: Sequence[Paper], readmes: bool) -> list[Path]:
-    """Write each paper's results.md; with `readmes`, also what README.md and papers/README.md quote. Return the places.
-
-    Both quote the papers of this checkout, however many are given.
-    """
-    told = {paper.folder: (paper, verdicts(paper)) for paper in papers}
-    places = {folder / "results.md": page(*each) for folder, each in told.items()}
-    if readmes:
-        ours = [Paper.load(name) for name in paper_names()]
-        of = [told.get(paper.folder) or (paper, verdicts(paper)) for paper in ours]
-        places |= {
-            ROOT / "README.md": _COUNTS.sub(summary(of), (ROOT / "README.md").read_text()),
-            ROOT / "papers/README.md": _MAIN.sub(main_claims(of), (ROOT / "papers/README.md").read_text()),
-        }
-    for place, text in places.items():
-        place.write_text(text)
-    return [*places]
-
-
-def summary(of: Sequence[tuple[Paper, Verdicts]]) -> str:
-    """Return the number of lines of all papers by verdict, as text for README.md."""
-    count = Counter(verdict.verdict for _, told in of for _, verdict in told)
-    return (
+def quotes() -> tuple[str, str]:
+    """Return the number of lines of all papers by verdict, and the table of the main claims."""
+    count, here = Counter[str](), dict[tuple[str, str, str], list[str]]()
+    for paper in map(Paper.load, paper_names()):
+        for line in paper.lines:
+            verdict = judge(paper, line)
+            count[verdict.verdict] += 1
+            if line.claim.main:
+                place = f"[{paper.title}]({paper.folder.name}/results.md)", line.claim.main, line.claim.where
+                told = f"**{verdict.verdict}**{verdict.limits}"
+                cell = ": ".join(filter(None, (line.data, told, verdict.decides)))
+                here.setdefault(place, []).append(cell)
+    counts = (
         f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, "
         f"{count[NOT_RUN]} are not run and {count[UNTESTABLE]} cannot be tested"
     )
+    rows = [[*place, "<br>".join(cells)] for place, cells in here.items()]
+    return counts, "\n".join(_table("", ["paper", "main claim", "where", "here"], rows))
 
 
-def main_claims(of: Sequence[tuple[Paper, Verdicts]]) -> str:
-    """Return the table of the papers' main claims, for papers/README.md."""
-    rows = []
-    for paper, told in of:
-        for claim in (each for each in paper.claims if each.main):
-            here = [
-                ": ".join(filter(None, (line.data, verdict.told, verdict.decides)))
-                for line, verdict in told
-                if line.claim == claim
-            ]
-            title = f"[{paper.title}]({paper.folder.name}/results.md)"
-            rows.append([title, claim.main, claim.where, "<br>".join(here)])
-    return "\n".join(_table("", ["paper", "main claim", "where", "here"], rows))
-
-
-def page(paper: Paper, told_of: Verdicts) -> str:
+def page(paper: Paper) -> str:
     """Return the page."""
-    count = Counter(verdict.verdict for _, verdict in told_of)
+    verdicts = [(line, judge(paper, line)) for line in paper.lines]
+    count = Counter(verdict.verdict for _, verdict in verdicts)
     told = ", ".join(f"{count[each]} {each}" for each in (HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE) if count[each])
     lines = [
         f"# {paper.title}: claims, measured",
         "",
         f"Written by `python -m papers {paper.folder.name}` from `runs/*.json`: change `runs/claims.toml`, not this "
-        f"page. {len(told_of)} lines: {told}.",
+        f"page. {len(verdicts)} lines: {told}.",
         "",
         "Ours: mean over seeds ± standard deviation. What decides: a difference or a value with its 95 % bootstrap "
         "interval over texts and seeds, paired, or a ratio per seed, beside its bound. A line holds if every check "
@@ -101,15 +70,15 @@ def page(paper: Paper, told_of: Verdicts) -> str:
         "",
     ]
     measured, later, never = list[list[str]](), list[list[str]](), list[list[str]]()
-    for line, verdict in told_of:
+    for line, verdict in verdicts:
         claim = [line.claim.where, line.claim.claim, line.claim.paper]
         if verdict.verdict == UNTESTABLE:
             never.append([*claim, verdict.ours])
         elif verdict.verdict == NOT_RUN:
             later.append([*claim, line.data, verdict.ours])
         else:
-            outcome = [verdict.ours, verdict.decides, verdict.told, f"{verdict.minutes:.1f}"]
-            measured.append([*claim, line.data, *outcome])
+            cells = [verdict.ours, verdict.decides, f"**{verdict.verdict}**{verdict.limits}", f"{verdict.minutes:.1f}"]
+            measured.append([*claim, line.data, *cells])
     lines += _table("", _MEASURED, measured)
     notes = [f"- {claim.where}, {claim.claim}: {claim.note}" for claim in paper.claims if claim.note]
     lines += ["## What was found", "", *notes, ""] if notes else []
@@ -161,13 +130,13 @@ def judge(paper: Paper, line: Line) -> Verdict:
     which = [part.verdict for part in parts]
     verdict = DIFFERS if DIFFERS in which else UNCLEAR if UNCLEAR in which else HOLDS
     seeds = min(len(results) for results in found.values())
-    few = f" ({seeds} of {line.seeds} seeds)" if seeds < line.seeds else ""
+    limits = f" ({seeds} of {line.seeds} seeds)" if seeds < line.seeds else ""
     every = {id(result): result for results in found.values() for result in results.values()}.values()
     minutes = sum(result.figures["processor_seconds"] for result in every) / 60
     ours = "; ".join(dict.fromkeys(text for part in parts if part.ours for text in part.ours.split("; ")))
     commits = ", ".join(sorted({result.commit for result in every if result.is_older}))
-    older = f", older code ({commits})" if commits else ""
-    return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, few, older)
+    limits += f", older code ({commits})" if commits else ""
+    return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, limits)
 
 
 def expected(paper: Paper, line: Line) -> str:

@@ -34,10 +34,10 @@ MESSAGE_FUNCTIONS = {
 SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params", "returns"}  # the first five: by Python version
 
 
-def noting(notes: Path, *paths: str) -> dict[str, str]:
-    """Return an environment whose processes append the modules that they import to `notes`, and search `paths`."""
-    search = os.pathsep.join(filter(None, [str(NOTING), *paths, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "NOTED_IMPORTS": str(notes), "PYTHONPATH": search}
+def noting(notes: Path) -> dict[str, str]:
+    """Return an environment for processes of this checkout, which append the modules that they import to `notes`."""
+    places = os.pathsep.join(filter(None, [str(NOTING), str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "NOTED_IMPORTS": str(notes), "PYTHONPATH": places}
 
 
 def code_of(notes: Path) -> dict[str, str]:

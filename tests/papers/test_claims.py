@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from benchmarks.common import imported_code
 from papers.__main__ import list_jobs, main
 from papers.claims import Check, Claim, Paper, RunKey, digest_files, digest_recipe, paper_names
 from papers.measure import subsample_labels
-from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, Verdicts, judge, main_claims, page, summary, verdicts
+from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, quotes
 from papers.results import LEVELS, RESAMPLES, Result, difference, pack, place_of
 from schemas.errors import InputError
 from tests.command import ROOT
@@ -31,11 +30,6 @@ from trainer.recipe_files import load_recipe
 
 PAPERS = {name: Paper.load(name) for name in paper_names()}
 PLACES = {"after": "runs/other", "data": "data", "seed": 0, "minilm": "model"}
-
-
-@cache
-def told(name: str) -> Verdicts:
-    return verdicts(PAPERS[name])
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -63,7 +57,7 @@ def test_a_data_set_is_the_same_for_all_papers() -> None:
 def test_the_page_is_made_of_the_json(name: str) -> None:
     """`python -m papers PAPER --page` renews it."""
     paper = PAPERS[name]
-    assert (paper.folder / "results.md").read_text() == page(paper, told(name))
+    assert (paper.folder / "results.md").read_text() == page(paper)
     needed = {place_of(paper, key) for line in paper.lines for key in paper.keys_of(line, 9)}
     there = {*(paper.folder / "runs").glob("*.json")}
     assert there <= needed
@@ -75,9 +69,8 @@ def test_the_page_is_made_of_the_json(name: str) -> None:
 
 
 def test_the_readmes_quote_what_the_pages_say() -> None:
-    of = [(paper, told(name)) for name, paper in PAPERS.items()]
-    assert summary(of) in (ROOT / "README.md").read_text()
-    assert main_claims(of) in (ROOT / "papers" / "README.md").read_text()
+    for name, quoted in zip(("README.md", "papers/README.md"), quotes(), strict=True):
+        assert quoted in (ROOT / name).read_text()
     assert all(2 <= sum(bool(claim.main) for claim in paper.claims) <= 4 for paper in PAPERS.values())
 
 
@@ -200,7 +193,7 @@ def test_a_bound_of_a_ratio_decides_by_every_seed_and_by_no_run_that_was_cut(tmp
     place = place_of(paper, RunKey("a", "tiny", 1))
     place.write_text(json.dumps({**json.loads(place.read_text()), "made_from": {"settings": ["of another version"]}}))
     verdict = judge(paper, paper.lines[0])
-    assert (verdict.verdict, verdict.few) == (UNCLEAR, " (2 of 3 seeds)")
+    assert (verdict.verdict, verdict.limits) == (UNCLEAR, " (2 of 3 seeds), older code ()")
 
 
 @pytest.mark.parametrize(("untrained", "verdict"), [([], UNCLEAR), (["b"], HOLDS)], ids=["bare", "as the claim says"])
@@ -243,51 +236,34 @@ def test_a_result_of_another_recipe_or_of_other_data_is_not_read(tmp_path: Path)
 
 
 def test_a_line_is_marked_while_code_of_a_run_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", least=0))
-    for name in ("first", "second"):
-        (tmp_path / f"{name}.py").write_text("rows = 1")
+    paper, module = small_paper(tmp_path, Check(a="a", metric="P@1", least=0)), tmp_path / "module.py"
     monkeypatch.setattr(imported_code, "ROOT", tmp_path)
-    code = {f"{name}.py": imported_code.digest(tmp_path / f"{name}.py") for name in ("first", "second")}
-
-    def mark(of_a: dict[str, str]) -> str:
-        for name, digests in (("a", of_a), ("b", code)):
-            result = result_of(paper, RunKey(name, "tiny", 0), np.ones(5))
-            replace(result, commit=f"commit of {name}", code=digests).write(place_of(paper, RunKey(name, "tiny", 0)))
-        return judge(paper, paper.lines[0]).older
-
-    assert mark(code) == ""
-    assert mark({}) == ", older code (commit of a)"
-    (tmp_path / "second.py").write_text("rows = 2")
-    assert mark(code) == ", older code (commit of a, commit of b)"
-    (tmp_path / "second.py").write_text('"""Rows."""\nrows = 1')
-    assert mark(code) == ""
+    module.write_text("rows = 1")
+    key, code = RunKey("a", "tiny", 0), {module.name: imported_code.digest(module)}
+    for text, known, older in (("rows = 1", code, ""), ("rows = 1", {}, "x"), ("rows = 2", code, "x")):
+        module.write_text(f'"""Rows."""\n{text}')
+        replace(result_of(paper, key, np.ones(5)), commit="x", code=known).write(place_of(paper, key))
+        assert judge(paper, paper.lines[0]).limits == " (1 of 3 seeds)" + f", older code ({older})" * bool(older)
 
 
-def test_seeds_come_first_then_causes_then_main_claims_and_within_each_what_takes_the_least_time(
-    tmp_path: Path,
-) -> None:
-    minutes = {"known": 1, "long": 40, "cause": 9, "main-9": 9, "main-8": 8, "rest": 1}
-    runs = {name: {"recipe": "random", "minutes": each} for name, each in minutes.items()}
-
-    def claim(run: str, **fields: object) -> dict[str, object]:
-        check = {"a": run, "metric": "P@1", "most": 20}
-        return {"table": "1", "where": "", "claim": run, "paper": "", "on": ["tiny"], "checks": [check], **fields}
-
-    claims = [claim("rest"), claim("main-9", main="m", seeds=1), claim("main-8", main="m", seeds=1)]
-    claims += [claim("cause", cause=True, seeds=1), claim("long"), claim("known", seeds=2)]
-    body = {"title": "Small", "sets": {"tiny": {"raw": "tiny"}}, "runs": runs, "claims": claims, "folder": tmp_path}
-    paper = Paper.model_validate(body)
+def test_seeds_come_first_then_causes_then_main_claims_and_then_what_takes_the_least_time(tmp_path: Path) -> None:
+    facts = {"rest": (1, {}), "main-9": (9, {"main": "m"}), "main-8": (8, {"main": "m"}), "cause": (9, {"cause": True})}
+    claims = [
+        Claim(
+            table="1", where="", claim="", paper="", on=["tiny"], checks=[Check(a=run, metric="P@1", most=20)], **fields
+        )
+        for run, (_, fields) in (facts | {"long": (1, {}), "known": (1, {})}).items()
+    ]
+    runs = {run: {"recipe": "random", "minutes": facts.get(run, [1])[0]} for run in [*facts, "long", "known"]}
+    sets = {"tiny": {"raw": "tiny"}}
+    paper = Paper.model_validate(
+        {"title": "Small", "sets": sets, "runs": runs, "claims": [*map(Claim.model_dump, claims)], "folder": tmp_path}
+    )
     for name, seconds in (("known", 60), ("long", 2400)):
         result_of(paper, RunKey(name, "tiny", 0), np.ones(5), seconds)  # above the bound: the line differs
-    jobs = list_jobs([paper], None, 3, tmp_path)
-    first = dict.fromkeys((job.key.run, job.why) for job in jobs)
-    assert [*first] == [
-        ("known", "seeds"),
-        ("cause", "cause"),
-        *(("main-8", "main"), ("main-9", "main")),
-        *(("rest", "other"), ("long", "other")),
-    ]
-    assert [str(job.key) for job in jobs[:1]] == ["known.tiny.1"]
+    order = dict.fromkeys((key.run, group) for _, key, group in list_jobs([paper], None, 3, tmp_path))
+    mains = ("main-8", "main"), ("main-9", "main")
+    assert [*order] == [("known", "seeds"), ("cause", "cause"), *mains, ("rest", "other"), ("long", "other")]
 
 
 def test_thinned_labels_are_every_nth_with_the_points_that_have_one(tmp_path: Path) -> None:
@@ -395,7 +371,7 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert '"epoch"' in (out / "paper" / "one-vs-all.tiny.0.metrics.jsonl").read_text()
     text = (paper / "results.md").read_text()
     assert text.count("**holds**") == 2
-    assert page(Paper.load(str(paper)), verdicts(Paper.load(str(paper)))) == text
+    assert page(Paper.load(str(paper))) == text
     assert "older" not in text.partition("**holds**")[2]
     assert all({"trainer/loop.py", "papers/measure.py"} < {*body["code"]} for body in results.values())
     assert main([*arguments, "--list"]) == 0
@@ -429,7 +405,7 @@ def test_wrong_use_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture)
 
 def test_a_table_has_the_names_of_the_page(tmp_path: Path) -> None:
     def runs_of(paper: str, table: str) -> list[str]:
-        return [str(job.key) for job in list_jobs([PAPERS[paper]], table, 1, tmp_path)]
+        return [str(key) for _, key, _ in list_jobs([PAPERS[paper]], table, 1, tmp_path)]
 
     assert runs_of("mips_s", "figure-7") == runs_of("mips_s", "Figure 7") == runs_of("mips_s", "7") != []
     assert runs_of("dexml", "Table 3") == runs_of("dexml", "3") != runs_of("dexml", "Table 12")
@@ -441,9 +417,11 @@ def test_the_example_of_a_comparison_is_valid(tmp_path: Path) -> None:
     (tmp_path / "runs" / "claims.toml").write_text(block)
     paper = Paper.load(f"{tmp_path}/")
     jobs = list_jobs([paper], None, 9, tmp_path)
-    assert [str(job.key) for job in jobs] == [f"{run}.tate.{seed}" for seed in range(3) for run in ("with", "without")]
-    for job in jobs:
-        load_recipe(paper.recipe_of(paper.runs[job.key.run]), paper.settings_of(job.key))
+    assert [str(key) for _, key, _ in jobs] == [
+        f"{run}.tate.{seed}" for seed in range(3) for run in ("with", "without")
+    ]
+    for _, key, _ in jobs:
+        load_recipe(paper.recipe_of(paper.runs[key.run]), paper.settings_of(key))
 
 
 def test_a_folder_here_is_a_paper_by_its_name(
