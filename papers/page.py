@@ -134,8 +134,8 @@ def judge(paper: Paper, line: Line) -> Verdict:
     every = {id(result): result for results in found.values() for result in results.values()}.values()
     minutes = sum(result.figures["processor_seconds"] for result in every) / 60
     ours = "; ".join(dict.fromkeys(text for part in parts if part.ours for text in part.ours.split("; ")))
-    commits = ", ".join(sorted({result.commit for result in every if result.is_older}))
-    limits += f", older code ({commits})" if commits else ""
+    older = sorted({result.commit for result in every if result.is_older})
+    limits += f", older code ({', '.join(older)})" if older else ""
     return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, limits)
 
 
