@@ -51,8 +51,8 @@ def code_of(notes: Path) -> dict[str, str]:
 
 def changed(code: Mapping[str, str]) -> list[str]:
     """Return the paths of code that has changed since its digests were made, without REPORTING."""
-    then = {path: value for path, value in code.items() if path not in REPORTING}
-    return [path for path, value in then.items() if not (ROOT / path).is_file() or digest(ROOT / path) != value]
+    kept = {path: ROOT / path for path in code if path not in REPORTING}
+    return [path for path, place in kept.items() if not place.is_file() or digest(place) != code[path]]
 
 
 def to_json(body: Mapping[str, Any]) -> str:

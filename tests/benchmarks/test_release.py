@@ -71,11 +71,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
     root = release.ROOT
-    for name in ("RECORDS", "REPORTS", "PAGE"):
-        monkeypatch.setattr(release, name, tmp_path / getattr(release, name).relative_to(root))
-    monkeypatch.setattr(imported_code, "NOTING", tmp_path / imported_code.NOTING.relative_to(root))
-    for module in (release, imported_code):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
+    for module, names in ((release, ("ROOT", "RECORDS", "REPORTS", "PAGE")), (imported_code, ("ROOT", "NOTING"))):
+        for name in names:
+            monkeypatch.setattr(module, name, tmp_path / getattr(module, name).relative_to(root))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     return tmp_path
 
