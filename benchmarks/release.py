@@ -12,9 +12,6 @@ folders of data.
 """
 
 import argparse
-import ast
-import functools
-import hashlib
 import json
 import os
 import re
@@ -30,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.imported_code import changed, code_of, noting, to_json
 from schemas.errors import InputError
 
 if sys.version_info >= (3, 11):
@@ -39,7 +37,6 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS, REPORTS, PAGE = (ROOT / name for name in ("benchmarks/release.toml", "benchmarks/results", "docs/results.md"))
-NOTING = ROOT / "benchmarks" / "common" / "noting"
 MINUTES_OF_A_RELEASE = 240  # records after that, in their order, keep the commit at which they were measured
 END_SECONDS = 30  # for a benchmark to remove its files when it is interrupted
 SECTIONS = ("Accuracy", "Data that grows", "Sharding", "Mining and embedding", "The stream", "Training", "Faults")
@@ -55,20 +52,6 @@ OLDER = """## Measured before the code changed
 
 The code has changed since these measurements, so a new run can give different figures.
 """
-# Modules that tell what happens, and change no figure.
-REPORTING = {
-    "schemas/__init__.py",  # the version
-    *(f"schemas/{name}.py" for name in ("errors", "logs", "waits")),
-    *(f"extremis/{name}.py" for name in ("alive", "at_work", "console", "metrics", "result", "summary")),
-    "pipelines/progress.py",
-    "trainer/tracking.py",
-    "scoring/card.py",
-}
-# Calls that show texts to a user: a change of these texts does not change measurements.
-MESSAGE_FUNCTIONS = {
-    *("say", "_say", "print", "echo", "secho", "warn", "warning", "info", "show_activity", "waiting", "Wait"),
-}
-SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params", "returns"}  # the first five: by Python version
 
 
 class Figures(string.Formatter):
@@ -109,7 +92,7 @@ class Record:
     @property
     def changed(self) -> list[str]:
         """The code that has changed since the reports were made."""
-        return sorted({path for report in self.reports.values() for path in changed(report)})
+        return sorted({path for report in self.reports.values() for path in changed(report["code"])})
 
     @property
     def current(self) -> bool:
@@ -191,7 +174,7 @@ def measure(records: Iterable[Record], raw: Path | None, minutes: float) -> bool
     began, failed, seen = time.monotonic(), False, set[str]()
     for record in records:
         for command, expected in record.expected.items():
-            if command in seen or (command in record.reports and not changed(record.reports[command])):
+            if command in seen or (command in record.reports and not changed(record.reports[command]["code"])):
                 continue
             seen.add(command)
             left = minutes - (time.monotonic() - began) / 60
@@ -212,9 +195,8 @@ def keep(command: str, raw: Path | None) -> bool:
     words = [f"{raw}{word.removeprefix('RAW')}" if word.startswith("RAW/") else word for word in words]
     with tempfile.TemporaryDirectory(prefix="extremis-release-") as folder:
         notes = Path(folder, "imported")
-        path = os.pathsep.join(filter(None, [str(NOTING), os.environ.get("PYTHONPATH")]))
-        status, lines = run(words, {**os.environ, "NOTED_IMPORTS": str(notes), "PYTHONPATH": path})
-        names = {*notes.read_text().split()} if notes.exists() else set[str]()
+        status, lines = run(words, noting(notes))
+        code = code_of(notes)
     if not lines or not lines[-1].startswith('{"claim"'):
         say(f"ended with status {status} and without a report: nothing is kept")
         return False
@@ -222,7 +204,7 @@ def keep(command: str, raw: Path | None) -> bool:
         say("the commit has changed in the meantime: nothing is kept")
         return False
     body = {**json.loads(lines[-1]), "command": command, "commit": commit[:8]}
-    body |= {"seconds": round(time.monotonic() - began, 1), "code": code_of(names)}
+    body |= {"seconds": round(time.monotonic() - began, 1), "code": code}
     save(REPORTS / file_of(command), body)
     say(f"kept {file_of(command)}, {body['seconds'] / 60:.1f} minutes" + ("" if body["holds"] else "; a bar is missed"))
     return True
@@ -248,10 +230,8 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list
 
 
 def save(place: Path, body: Mapping[str, Any]) -> None:
-    """Write a report, with the digests of its code on one line."""
-    text = json.dumps({name: value for name, value in body.items() if name != "code"}, indent=1, ensure_ascii=False)
     place.parent.mkdir(exist_ok=True)
-    place.write_text(text.removesuffix("\n}") + f',\n "code": {json.dumps(body["code"])}\n}}\n')
+    place.write_text(to_json(body))
 
 
 def clean_commit() -> str:
@@ -304,62 +284,6 @@ def shown(record: Record) -> str:
     origin = f"*Commit {commits}, {max(report['date'] for report in reports)}, {machine['cores']} cores.*"
     missed = "" if all(report["holds"] for report in reports) else " A bar is missed."
     return f"### {record.title}\n\n{record.claim}\n\n{commands}\n\n{table}\n\n{read}{missed} {origin}\n"
-
-
-def code_of(names: Iterable[str]) -> dict[str, str]:
-    """Return digests of modules by their paths below ROOT, without REPORTING; for `recipes`, also of each recipe."""
-    found = {f"{name.replace('.', '/')}{end}" for name in names for end in (".py", "/__init__.py")}
-    if "recipes" in names:
-        found |= {str(path.relative_to(ROOT)) for path in (ROOT / "recipes").glob("*.toml")}
-    return {path: digest(ROOT / path) for path in sorted(found - REPORTING) if (ROOT / path).is_file()}
-
-
-def changed(report: Mapping[str, Any]) -> list[str]:
-    """Return the paths of a report's code that has changed since, without REPORTING."""
-    code = {path: then for path, then in report["code"].items() if path not in REPORTING}
-    return [path for path, then in code.items() if not (ROOT / path).is_file() or digest(ROOT / path) != then]
-
-
-def digest(path: Path) -> str:
-    """Return the digest of the `syntax_tree` of a module, or of the content of a TOML file."""
-    return _digest(path.read_text(), path.suffix == ".py")
-
-
-@functools.cache
-def _digest(text: str, python: bool) -> str:
-    content = syntax_tree(text) if python else tomllib.loads(text)
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
-
-
-def syntax_tree(source: str) -> Any:
-    """Return the syntax tree of a module as lists of texts, without what does not change what it computes.
-
-    That is docstrings, messages, positions, and annotations of parameters and of what a function returns.
-    """
-    return _tree_of(ast.parse(source), False)
-
-
-def _tree_of(node: Any, message: bool) -> Any:
-    if isinstance(node, list):
-        return [_tree_of(each, message) for each in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    message = message or isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg == "help")
-    if isinstance(node, ast.Call):
-        message = message or getattr(node.func, "attr", getattr(node.func, "id", "")) in MESSAGE_FUNCTIONS
-    text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
-    if text and message:
-        return "message"
-    fields = {name: value for name, value in ast.iter_fields(node) if name not in SKIPPED}
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        fields["body"] = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-    if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty texts in f-strings
-        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
-    if isinstance(node, ast.Assert):
-        fields["msg"] = None
-    if isinstance(node, ast.arg):
-        fields["annotation"] = None
-    return [type(node).__name__, *([name, _tree_of(value, message)] for name, value in fields.items())]
 
 
 def say(line: str) -> None:

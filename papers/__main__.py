@@ -1,11 +1,10 @@
 """The papers' claims, measured: `python -m papers PAPER`. What is measured already is not run again.
 
-The runs for the claims are processes with one thread and low priority, `--jobs` at a time, in the order of the claims'
-ranks. An interrupted command continues when it is repeated. At the end, or with only --page, it writes results.md.
+The runs for the claims are processes with one thread and low priority, `--jobs` at a time, in the order of --list. An
+interrupted command continues when it is repeated. At the end, or with only --page, it writes results.md.
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -13,14 +12,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.imported_code import noting
 from extremis.console import ClosedPipe, open_streams
 from papers.claims import ROOT, Line, Paper, RunKey, paper_names
-from papers.page import write_page
-from papers.results import Result
+from papers.page import DIFFERS, NOT_RUN, UNCLEAR, judge, page, write_quotes
+from papers.results import Result, minutes_of
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import MANIFEST, RunLayout
 
-Job = tuple[Paper, RunKey]
+Job = tuple[Paper, RunKey, str]  # the last: its group
+GROUPS = "seeds", "cause", "main", "other"
+MINUTES_OF_A_LINE = 30  # at most, for a line whose seeds come first
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
 
 
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--page",
         action="store_true",
-        help="start nothing: write the page from what is there, and the counts in README.md of the checkout",
+        help="start nothing: write the page from what is there, and the verdicts in README.md and papers/README.md",
     )
     options = parser.parse_args(arguments)
     try:
@@ -61,8 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         failed = [] if options.page else run_all(jobs, options.data, options.out, options.jobs, options.hours)
         for paper in papers:
-            write_page(paper, counts=options.page)
+            (paper.folder / "results.md").write_text(page(paper))
             say(f"{paper.folder / 'results.md'}")
+        if options.page:
+            write_quotes()
         return 1 if failed else 0
     except ExtremisError as error:
         say(f"Error: {error}")
@@ -75,21 +79,34 @@ def say(line: str) -> None:
 
 
 def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path) -> list[Job]:
-    """List each run without a result once, by the ranks of the claims of all papers. Raises InputError.
+    """List each run without a result once, in the order in which they start. Raises InputError.
 
-    A run that another run continues from is also listed if its folder is gone.
+    First the missing seeds of short lines that differ or are inconclusive, then runs that separate causes, main claims
+    that are not run, and all others. A run that another run continues from is also listed if its folder is gone.
     """
     lines = [(paper, line) for paper in papers for line in paper.lines]
-    chosen = _lines_of(table, lines) if table else lines
     jobs = dict[tuple[str, RunKey], Job]()
-    for paper, line in sorted(chosen, key=lambda each: each[1].rank):
-        for key in paper.keys_of(line, seeds):
-            needed = paper.needed(key)
-            if Result.find(paper, key) is None:
-                if needed and not _is_finished(paper, needed, out):
-                    jobs.setdefault((str(paper.folder), needed), (paper, needed))
-                jobs.setdefault((str(paper.folder), key), (paper, key))
+    places = [_place(paper, line, seeds, out) for paper, line in (_lines_of(table, lines) if table else lines)]
+    for _, _, missing in sorted(places, key=lambda place: place[:2]):
+        for job in missing:
+            jobs.setdefault((str(job[0].folder), job[1]), job)
     return [*jobs.values()]
+
+
+def _place(paper: Paper, line: Line, seeds: int, out: Path) -> tuple[int, float, list[Job]]:
+    """Return the group of a line, and the minutes of its missing runs, by which it has its place; and these runs."""
+    keys, missing = [*paper.keys_of(line, seeds)], list[RunKey]()
+    for key in keys:
+        if Result.find(paper, key) is None:
+            needed = paper.needed(key)
+            missing += [needed] if needed and not _is_finished(paper, needed, out) else []
+            missing.append(key)
+    verdict, group = judge(paper, line).verdict if missing else "", len(GROUPS) - 1
+    if verdict in (DIFFERS, UNCLEAR) and sum(minutes_of(paper, key) for key in {*keys}) < MINUTES_OF_A_LINE:
+        group = 0
+    elif line.claim.cause or (line.claim.main and verdict == NOT_RUN):
+        group = 1 if line.claim.cause else 2
+    return group, sum(minutes_of(paper, key) for key in {*missing}), [(paper, key, GROUPS[group]) for key in missing]
 
 
 def _lines_of(table: str, lines: Sequence[tuple[Paper, Line]]) -> Sequence[tuple[Paper, Line]]:
@@ -116,12 +133,12 @@ def _is_finished(paper: Paper, key: RunKey, out: Path) -> bool:
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:
-    """Print runs with their expected hours."""
+    """Print runs with their expected hours, alone and in all up to there, and their group."""
     total = 0.0
-    for paper, key in jobs:
-        minutes = paper.runs[key.run].expected(key.data)
+    for paper, key, group in jobs:
+        minutes = minutes_of(paper, key)
         total += minutes
-        sys.stdout.write(f"{minutes / 60:6.2f} h  {paper.folder.name}  {key}\n")
+        sys.stdout.write(f"{minutes / 60:6.2f} h {total / 60:6.2f} h  {group:5}  {paper.folder.name}  {key}\n")
     sys.stdout.write(f"{total / 60:6.2f} h  {len(jobs)} runs, of one thread each\n")
 
 
@@ -130,7 +147,7 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
 
     Raises InputError, before the first run, if raw data of any run are missing.
     """
-    for paper, key in jobs:
+    for paper, key, _ in jobs:
         if key.data:
             paper.raw_folder(key.data)
     waiting, running, failed = [*jobs], dict[subprocess.Popen, Job](), list[Job]()
@@ -148,9 +165,9 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
                 break  # out of time, or the remaining jobs need a failed job
             time.sleep(0.2)
             for process in [each for each in running if each.poll() is not None]:
-                paper, key = running.pop(process)
+                paper, key, _ = job = running.pop(process)
                 if process.returncode:
-                    failed.append((paper, key))
+                    failed.append(job)
                 say(f"{key}: {_failure(_log(paper, key, out)) if process.returncode else 'done'}")
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -163,7 +180,7 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
 
 def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
     """Return whether a job can start: its previous run is finished, and no other process is making its data."""
-    paper, key = job
+    paper, key, _ = job
     needed = paper.needed(key)
     if needed and (not _is_finished(paper, needed, out) or any(other[1] == needed for other in running)):
         return False
@@ -172,16 +189,12 @@ def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
 
 
 def _start(job: Job, data: Path, out: Path) -> subprocess.Popen:
-    paper, key = job
+    paper, key, _ = job
     log = _log(paper, key, out)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["nice", "-n", "15", sys.executable, "-m", "papers.measure", _name(paper), key.run, key.data]
     paths = [str(key.seed), str(data.resolve()), str(out.resolve())]
-    environment = {
-        **os.environ,
-        **_ONE_THREAD,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    environment = {**noting(log.with_suffix(".imported").resolve()), **_ONE_THREAD}
     say(f"{key}: started")
     with log.open("a") as file:
         return subprocess.Popen([*command, *paths], env=environment, stdout=file, stderr=file, start_new_session=True)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
+from pipelines import formats
+from pipelines.sharding.publish import files_of
 from schemas.errors import InputError
 from schemas.options import Options
 from trainer.recipe_files import read_recipe
@@ -20,7 +22,6 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-LATER_DATA_RANKS = 8  # ranks by which each further data set of a claim is delayed
 CLAIMS = "runs/claims.toml"  # apart from recipes, so that `ablate` can compare a folder of recipes
 
 
@@ -91,9 +92,10 @@ class Claim(Options):
     """A claim in our words, with the paper's own figures; `on`: data sets, one line of the page each.
 
     `untestable`: the reason why two cores cannot test it. `note`: result of an experiment if the claim does not hold.
+    `main`: short wording of a main claim of the paper, for README.md. `cause`: whether it separates two causes of what
+    another claim found.
     """
 
-    rank: int = 1000
     table: str
     where: str
     claim: str
@@ -103,6 +105,8 @@ class Claim(Options):
     checks: list[Check] = []
     untestable: str = ""
     note: str = ""
+    main: str = ""
+    cause: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> "Claim":
@@ -127,11 +131,6 @@ class Line(NamedTuple):
 
     claim: Claim
     data: str
-
-    @property
-    def rank(self) -> int:
-        """Place in the order of runs: the first data sets of claims come before further data sets."""
-        return self.claim.rank + LATER_DATA_RANKS * self.claim.on.index(self.data)
 
     @property
     def seeds(self) -> int:
@@ -173,8 +172,8 @@ class Paper(Options):
 
     @cached_property
     def lines(self) -> list[Line]:
-        """One line per claim and data set, sorted by the claims' ranks."""
-        return [Line(claim, data) for claim in sorted(self.claims, key=lambda c: c.rank) for data in claim.on]
+        """One line per claim and data set."""
+        return [Line(claim, data) for claim in self.claims for data in claim.on]
 
     def settings_of(self, key: RunKey) -> list[str]:
         """Settings of a training, with `{after}` not yet replaced."""
@@ -276,8 +275,8 @@ def digest_recipe(source: str, settings: tuple[str, ...]) -> str:
 
 @cache
 def digest_files(folder: Path) -> str:
-    """Return the digest of the names and content of all files, except a README and a licence."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in ("", ".md"))
+    """Return the digest of the names and content of the files that `shard` reads. Raises InputError."""
+    files = sorted(map(Path, files_of(formats.choose(str(folder)).find(str(folder)))))
     return _digest([(path.relative_to(folder), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files])
 
 

@@ -7,6 +7,7 @@ import gzip
 import importlib.util
 import itertools
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.imported_code import code_of
 from extremis.supervisor import train
 from papers.claims import ROOT, Paper, RunKey
 from papers.results import Result, pack, place_of
@@ -36,7 +38,7 @@ from trainer.settings.resolve import resolve
 
 def main(paper: Paper, key: RunKey, out: Path) -> None:
     """Measure one run and write its JSON. Raises ExtremisError."""
-    run, folder = paper.runs[key.run], paper.place_of_run(key, out)
+    run, folder, began = paper.runs[key.run], paper.place_of_run(key, out), time.time()
     data = prepare(paper, key.data, out) if key.data else Path()
     after = paper.place_of_run(paper.needed(key) or key, out)
     places = {"after": after, "data": data, "seed": key.seed, "minilm": minilm()}
@@ -57,7 +59,8 @@ def main(paper: Paper, key: RunKey, out: Path) -> None:
         metrics, contributions, texts = score(paper, key, str(data), str(folder if run.recipe else after))
     kept = {name: pack(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
     digest = paper.raw_digest(key.data)
-    result = Result(made, commit(), round(seconds, 1), cut, len(texts), metrics, figures, kept, digest)
+    code = imported(paper, key, began)
+    result = Result(made, commit(), round(seconds, 1), cut, len(texts), metrics, figures, kept, digest, code)
     if kept:
         result.write_texts(paper.folder, texts)
     result.write(place_of(paper, key))
@@ -65,6 +68,19 @@ def main(paper: Paper, key: RunKey, out: Path) -> None:
         shutil.copyfile(RunLayout(str(folder)).metrics, folder.with_name(f"{key}.metrics.jsonl"))
     if run.recipe and not any(other.after == key.run for other in paper.runs.values()):
         shutil.rmtree(folder)  # checkpoints of hundreds of runs would fill the disk
+
+
+def imported(paper: Paper, key: RunKey, began: float) -> dict[str, str]:
+    """Return digests of the code of a run and of the run before it; none if any is unknown.
+
+    A file that was written since the run `began` may not be what the run imported. Recipes are compared by themselves.
+    """
+    notes, needed = Path(os.environ.get("NOTED_IMPORTS", "none")), paper.needed(key)
+    code = {path: digest for path, digest in code_of(notes).items() if path.endswith(".py")}
+    before = Result.find(paper, needed) if needed else None
+    if any((ROOT / path).stat().st_mtime > began for path in code) or (needed and not (before and before.code)):
+        return {}
+    return {**code, **(before.code if before else {})}  # an older digest counts
 
 
 def processor_seconds() -> tuple[float, float]:

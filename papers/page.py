@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from papers.claims import ROOT, Check, Line, Paper, RunKey, paper_names
-from papers.results import Interval, Result, difference, spread
+from papers.results import Interval, Result, difference, minutes_of, spread
 from schemas.errors import InputError
 
 HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE = "holds", "differs", "inconclusive", "not run", "not testable here"
 _CLAIM = ["where", "claim", "the paper"]
 _MEASURED = [*_CLAIM, "data", "ours", "what decides, 95 %", "verdict", "min"]
 _COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ are inconclusive, \d+ are not run and \d+ cannot be tested")
+_MAIN = re.compile(r"(?m)^\| paper \| main claim .*\n(\|.*\n)+")
 
 
 class Verdict(NamedTuple):
@@ -22,25 +23,33 @@ class Verdict(NamedTuple):
     ours: str = ""
     decides: str = ""
     minutes: float = 0.0
-    few: str = ""  # set if seeds are missing
+    limits: str = ""  # missing seeds, and older code
 
 
-def write_page(paper: Paper, counts: bool) -> None:
-    """Write results.md into the paper's folder, and, for papers of this checkout, `counts` into README.md."""
-    (paper.folder / "results.md").write_text(page(paper))
-    readme = ROOT / "README.md"
-    if counts and paper.folder.parent == ROOT / "papers":
-        readme.write_text(_COUNTS.sub(summary(), readme.read_text()))
+def write_quotes() -> None:
+    """Write what README.md and papers/README.md of this checkout quote."""
+    for name, pattern, text in zip(("README.md", "papers/README.md"), (_COUNTS, _MAIN), quotes(), strict=True):
+        (ROOT / name).write_text(pattern.sub(text, (ROOT / name).read_text()))
 
 
-def summary() -> str:
-    """Return the number of lines of all papers by verdict, as text for README.md."""
-    papers = [Paper.load(name) for name in paper_names()]
-    count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
-    return (
+def quotes() -> tuple[str, str]:
+    """Return the number of lines of all papers by verdict, and the table of the main claims."""
+    count, here = Counter[str](), dict[tuple[str, str, str], list[str]]()
+    for paper in map(Paper.load, paper_names()):
+        for line in paper.lines:
+            verdict = judge(paper, line)
+            count[verdict.verdict] += 1
+            if line.claim.main:
+                place = f"[{paper.title}]({paper.folder.name}/results.md)", line.claim.main, line.claim.where
+                told = f"**{verdict.verdict}**{verdict.limits}"
+                cell = ": ".join(filter(None, (line.data, told, verdict.decides)))
+                here.setdefault(place, []).append(cell)
+    counts = (
         f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, "
         f"{count[NOT_RUN]} are not run and {count[UNTESTABLE]} cannot be tested"
     )
+    rows = [[*place, "<br>".join(cells)] for place, cells in here.items()]
+    return counts, "\n".join(_table("", ["paper", "main claim", "where", "here"], rows))
 
 
 def page(paper: Paper) -> str:
@@ -56,7 +65,8 @@ def page(paper: Paper) -> str:
         "",
         "Ours: mean over seeds ± standard deviation. What decides: a difference or a value with its 95 % bootstrap "
         "interval over texts and seeds, paired, or a ratio per seed, beside its bound. A line holds if every check "
-        "is within its bound, and differs if one check is beyond. Minutes: processor time of all runs of the line.",
+        "is within its bound, and differs if one check is beyond. Older code: what a run imported has changed since "
+        "this commit. Minutes: processor time of all runs of the line.",
         "",
     ]
     measured, later, never = list[list[str]](), list[list[str]](), list[list[str]]()
@@ -67,8 +77,8 @@ def page(paper: Paper) -> str:
         elif verdict.verdict == NOT_RUN:
             later.append([*claim, line.data, verdict.ours])
         else:
-            outcome = [verdict.ours, verdict.decides, f"**{verdict.verdict}**{verdict.few}", f"{verdict.minutes:.1f}"]
-            measured.append([*claim, line.data, *outcome])
+            cells = [verdict.ours, verdict.decides, f"**{verdict.verdict}**{verdict.limits}", f"{verdict.minutes:.1f}"]
+            measured.append([*claim, line.data, *cells])
     lines += _table("", _MEASURED, measured)
     notes = [f"- {claim.where}, {claim.claim}: {claim.note}" for claim in paper.claims if claim.note]
     lines += ["## What was found", "", *notes, ""] if notes else []
@@ -96,7 +106,7 @@ def _runs(paper: Paper) -> list[str]:
         metrics = [_with_spread(each) if each else "" for each in values]
         minutes = spread(result.figures["processor_seconds"] / 60 for result in results)[0]
         what = run.recipe or run.module or f"{run.scores} of {run.after}"
-        commits = ", ".join(sorted({result.commit for result in results}))
+        commits = ", ".join(sorted({result.commit + " (older)" * result.is_older for result in results}))
         rows.append([name, f"`{what}`", data, str(len(results)), *metrics, f"{minutes:.1f}", commits])
     return _table("## Runs", ["run", "recipe", "data", "seeds", *shown, "min per seed", "commit"], rows)
 
@@ -120,17 +130,19 @@ def judge(paper: Paper, line: Line) -> Verdict:
     which = [part.verdict for part in parts]
     verdict = DIFFERS if DIFFERS in which else UNCLEAR if UNCLEAR in which else HOLDS
     seeds = min(len(results) for results in found.values())
-    few = f" ({seeds} of {line.seeds} seeds)" if seeds < line.seeds else ""
+    limits = f" ({seeds} of {line.seeds} seeds)" if seeds < line.seeds else ""
     every = {id(result): result for results in found.values() for result in results.values()}.values()
     minutes = sum(result.figures["processor_seconds"] for result in every) / 60
     ours = "; ".join(dict.fromkeys(text for part in parts if part.ours for text in part.ours.split("; ")))
-    return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, few)
+    older = sorted({result.commit for result in every if result.is_older})
+    limits += f", older code ({', '.join(older)})" if older else ""
+    return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, limits)
 
 
 def expected(paper: Paper, line: Line) -> str:
     """Return the command for a line without results, and its expected hours."""
     keys = {*paper.keys_of(line, line.seeds)}
-    hours = sum(paper.runs[key.run].expected(key.data) for key in keys) / 60
+    hours = sum(minutes_of(paper, key) for key in keys) / 60
     return f"`python -m papers {paper.folder.name} --table {line.claim.table}`, {hours:.1f} h"
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from benchmarks.common.imported_code import changed, to_json
 from papers.claims import Paper, RunKey
 from schemas.errors import InputError
 from trainer.evaluation.metrics import Contributions
@@ -34,7 +35,7 @@ class Interval(NamedTuple):
 class Result:
     """Measurements of one run. `made_from`: all stated facts that determine them. `raw_digest`: digest of the raw data.
 
-    `cut`: the run was interrupted once.
+    `cut`: the run was interrupted once. `code`: digests of the modules that it imported; empty if unknown.
     """
 
     made_from: dict[str, Any]
@@ -46,11 +47,17 @@ class Result:
     figures: dict[str, float]
     contributions: dict[str, PackedContributions] = field(default_factory=dict)
     raw_digest: str = ""
+    code: dict[str, str] = field(default_factory=dict)
 
     def write(self, place: Path) -> None:
         """Write the result in one step, so that an interrupted command leaves no partial file."""
         rounded = {name: {k: round(v, 4) for k, v in getattr(self, name).items()} for name in ("metrics", "figures")}
-        _write(place, json.dumps({**asdict(self), **rounded}, indent=1, sort_keys=True) + "\n")
+        _write(place, to_json({**asdict(self), **rounded}))
+
+    @property
+    def is_older(self) -> bool:
+        """Whether code that the run imported has changed since, or is unknown."""
+        return not self.code or bool(changed(self.code))
 
     @property
     def is_trained(self) -> bool:
@@ -97,6 +104,13 @@ class Result:
 def place_of(paper: Paper, key: RunKey) -> Path:
     """Return the path of the JSON of a run."""
     return paper.folder / "runs" / f"{key}.json"
+
+
+def minutes_of(paper: Paper, key: RunKey) -> float:
+    """Return the mean processor minutes of a run with any seed, or else its stated minutes."""
+    found = [Result.find(paper, key._replace(seed=seed)) for seed in range(10)]
+    taken = [result.figures["processor_seconds"] / 60 for result in found if result and not result.cut]
+    return sum(taken) / len(taken) if taken else paper.runs[key.run].expected(key.data)
 
 
 def pack(part: Contributions) -> PackedContributions:

@@ -11,6 +11,7 @@ import pytest
 
 import schemas
 from benchmarks import release
+from benchmarks.common import imported_code
 
 CODE = '''"""Reads."""
 
@@ -59,7 +60,7 @@ read = ""
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small checkout with one benchmark, in place of this one."""
-    shutil.copytree(release.NOTING, tmp_path / release.NOTING.relative_to(release.ROOT))
+    shutil.copytree(imported_code.NOTING, tmp_path / imported_code.NOTING.relative_to(release.ROOT))
     files = {f"search/{name}.py": CODE for name in ("first", "second", "third", "fourth", "__init__")}
     files |= {"benchmarks/__init__.py": "", "benchmarks/tiny.py": TINY, "benchmarks/release.toml": RECORDS}
     for name, text in (files | {"benchmarks/results/older.md": "### More\n\nOlder.\n", ".gitignore": "*.pyc"}).items():
@@ -70,8 +71,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
     root = release.ROOT
-    for name in ("ROOT", "NOTING", "RECORDS", "REPORTS", "PAGE"):
-        monkeypatch.setattr(release, name, tmp_path / getattr(release, name).relative_to(root))
+    for module, names in ((release, ("ROOT", "RECORDS", "REPORTS", "PAGE")), (imported_code, ("ROOT", "NOTING"))):
+        for name in names:
+            monkeypatch.setattr(module, name, tmp_path / getattr(module, name).relative_to(root))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     return tmp_path
 
@@ -89,9 +91,9 @@ def test_a_report_is_current_until_code_of_any_of_its_processes_changes(
     for name in (*ran, "search/fourth.py", "benchmarks/release.toml"):
         whole = (checkout / name).read_text()
         (checkout / name).write_text(whole.replace("rows + 1", "rows").replace("Return the rows", "Return"))
-        assert release.changed(report) == [name] * (name in ran)
+        assert imported_code.changed(report["code"]) == [name] * (name in ran)
         (checkout / name).write_text(whole.replace("Return the rows", "Return"))
-        assert release.changed(report) == []
+        assert imported_code.changed(report["code"]) == []
     assert release.main(["--only", "more"]) == 2  # one of its three is current; with a changed file none is measured
     assert "search/first.py" in capsys.readouterr().err
 
@@ -138,7 +140,7 @@ def test_wherever_it_is_cut_each_command_is_measured_once(checkout: Path, monkey
 def test_a_changed_body_is_noticed_but_not_a_changed_text(before: str, after: str, same: bool) -> None:
     changed = CODE.replace(before, after)
     assert changed != CODE
-    assert (release.syntax_tree(changed) == release.syntax_tree(CODE)) == same
+    assert (imported_code.syntax_tree(changed) == imported_code.syntax_tree(CODE)) == same
 
 
 def test_the_page_has_each_record_once_and_is_made_of_them() -> None:

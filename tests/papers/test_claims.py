@@ -15,10 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.common import imported_code
 from papers.__main__ import list_jobs, main
 from papers.claims import Check, Claim, Paper, RunKey, digest_files, digest_recipe, paper_names
 from papers.measure import subsample_labels
-from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
+from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, quotes
 from papers.results import LEVELS, RESAMPLES, Result, difference, pack, place_of
 from schemas.errors import InputError
 from tests.command import ROOT
@@ -61,11 +62,16 @@ def test_the_page_is_made_of_the_json(name: str) -> None:
     there = {*(paper.folder / "runs").glob("*.json")}
     assert there <= needed
     read = [Result.find(paper, key) for line in paper.lines for key in paper.keys_of(line, 9)]
+    assert {each.raw_digest for each in read if each and each.made_from["data"].get("raw") == "tate"} <= {
+        digest_files(ROOT / "examples" / "tate")  # whatever other files are there
+    }
     assert there == set() or any(read), "what decides the runs has changed: run them again, or remove their JSON"
 
 
-def test_the_readme_counts_what_the_pages_say() -> None:
-    assert summary() in (ROOT / "README.md").read_text()
+def test_the_readmes_quote_what_the_pages_say() -> None:
+    for name, quoted in zip(("README.md", "papers/README.md"), quotes(), strict=True):
+        assert quoted in (ROOT / name).read_text()
+    assert all(2 <= sum(bool(claim.main) for claim in paper.claims) <= 4 for paper in PAPERS.values())
 
 
 def result_of(
@@ -187,7 +193,7 @@ def test_a_bound_of_a_ratio_decides_by_every_seed_and_by_no_run_that_was_cut(tmp
     place = place_of(paper, RunKey("a", "tiny", 1))
     place.write_text(json.dumps({**json.loads(place.read_text()), "made_from": {"settings": ["of another version"]}}))
     verdict = judge(paper, paper.lines[0])
-    assert (verdict.verdict, verdict.few) == (UNCLEAR, " (2 of 3 seeds)")
+    assert (verdict.verdict, verdict.limits) == (UNCLEAR, " (2 of 3 seeds), older code ()")
 
 
 @pytest.mark.parametrize(("untrained", "verdict"), [([], UNCLEAR), (["b"], HOLDS)], ids=["bare", "as the claim says"])
@@ -218,7 +224,8 @@ def test_a_result_of_another_recipe_or_of_other_data_is_not_read(tmp_path: Path)
     recipe.write_text('extends = "random"')
     result_of(Paper.load(f"{tmp_path}/", tmp_path / "raw"), key, np.ones(5))
     recipe.write_text('# The same.\nextends = "random"\n')
-    (raw / "README.md").write_text("The same.")
+    for name in ("README.md", "recipe.toml", "notes.csv"):  # which `shard` does not read
+        (raw / name).write_text("The same.")
     assert is_read()
     (raw / "tst.json.gz").write_bytes((raw / "trn.json.gz").read_bytes())
     assert not is_read()
@@ -226,6 +233,37 @@ def test_a_result_of_another_recipe_or_of_other_data_is_not_read(tmp_path: Path)
     recipe.write_text('extends = "random"\n[train]\nepochs = 3\n[encoder]\ndimension = 9\n[order]\nseed = 3')
     assert not is_read()
     assert len(names) == 3
+
+
+def test_a_line_is_marked_while_code_of_a_run_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper, module = small_paper(tmp_path, Check(a="a", metric="P@1", least=0)), tmp_path / "module.py"
+    monkeypatch.setattr(imported_code, "ROOT", tmp_path)
+    module.write_text("rows = 1")
+    key, code = RunKey("a", "tiny", 0), {module.name: imported_code.digest(module)}
+    for text, known, older in (("rows = 1", code, ""), ("rows = 1", {}, "x"), ("rows = 2", code, "x")):
+        module.write_text(f'"""Rows."""\n{text}')
+        replace(result_of(paper, key, np.ones(5)), commit="x", code=known).write(place_of(paper, key))
+        assert judge(paper, paper.lines[0]).limits == " (1 of 3 seeds)" + f", older code ({older})" * bool(older)
+
+
+def test_seeds_come_first_then_causes_then_main_claims_and_then_what_takes_the_least_time(tmp_path: Path) -> None:
+    facts = {"rest": (1, {}), "main-9": (9, {"main": "m"}), "main-8": (8, {"main": "m"}), "cause": (9, {"cause": True})}
+    claims = [
+        Claim(
+            table="1", where="", claim="", paper="", on=["tiny"], checks=[Check(a=run, metric="P@1", most=20)], **fields
+        )
+        for run, (_, fields) in (facts | {"long": (1, {}), "known": (1, {})}).items()
+    ]
+    runs = {run: {"recipe": "random", "minutes": facts.get(run, [1])[0]} for run in [*facts, "long", "known"]}
+    sets = {"tiny": {"raw": "tiny"}}
+    paper = Paper.model_validate(
+        {"title": "Small", "sets": sets, "runs": runs, "claims": [*map(Claim.model_dump, claims)], "folder": tmp_path}
+    )
+    for name, seconds in (("known", 60), ("long", 2400)):
+        result_of(paper, RunKey(name, "tiny", 0), np.ones(5), seconds)  # above the bound: the line differs
+    order = dict.fromkeys((key.run, group) for _, key, group in list_jobs([paper], None, 3, tmp_path))
+    mains = ("main-8", "main"), ("main-9", "main")
+    assert [*order] == [("known", "seeds"), ("cause", "cause"), *mains, ("rest", "other"), ("long", "other")]
 
 
 def test_thinned_labels_are_every_nth_with_the_points_that_have_one(tmp_path: Path) -> None:
@@ -266,7 +304,6 @@ after = "random"
 scores = "sum"
 
 [[claims]]
-rank = 1
 table = "1"
 where = "Table 1"
 claim = "sampling is no worse than every label"
@@ -279,7 +316,6 @@ checks = [
 ]
 
 [[claims]]
-rank = 2
 table = "2"
 where = "Table 2"
 claim = "texts are not far off"
@@ -301,7 +337,7 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*arguments, "--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in listed[:-1]] == ["random.tiny.0", "one-vs-all.tiny.0", "again.tiny.0"]
-    assert "0.01 h  paper  random.tiny.0" in listed[0]
+    assert "0.01 h   0.01 h  other  paper  random.tiny.0" in listed[0]
     assert not out.exists()
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -336,6 +372,8 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     text = (paper / "results.md").read_text()
     assert text.count("**holds**") == 2
     assert page(Paper.load(str(paper))) == text
+    assert "older" not in text.partition("**holds**")[2]
+    assert all({"trainer/loop.py", "papers/measure.py"} < {*body["code"]} for body in results.values())
     assert main([*arguments, "--list"]) == 0
     assert capsys.readouterr().out.split()[2] == "0"
 
@@ -367,7 +405,7 @@ def test_wrong_use_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture)
 
 def test_a_table_has_the_names_of_the_page(tmp_path: Path) -> None:
     def runs_of(paper: str, table: str) -> list[str]:
-        return [str(key) for _, key in list_jobs([PAPERS[paper]], table, 1, tmp_path)]
+        return [str(key) for _, key, _ in list_jobs([PAPERS[paper]], table, 1, tmp_path)]
 
     assert runs_of("mips_s", "figure-7") == runs_of("mips_s", "Figure 7") == runs_of("mips_s", "7") != []
     assert runs_of("dexml", "Table 3") == runs_of("dexml", "3") != runs_of("dexml", "Table 12")
@@ -379,8 +417,10 @@ def test_the_example_of_a_comparison_is_valid(tmp_path: Path) -> None:
     (tmp_path / "runs" / "claims.toml").write_text(block)
     paper = Paper.load(f"{tmp_path}/")
     jobs = list_jobs([paper], None, 9, tmp_path)
-    assert [str(key) for _, key in jobs] == [f"{run}.tate.{seed}" for seed in range(3) for run in ("with", "without")]
-    for _, key in jobs:
+    assert [str(key) for _, key, _ in jobs] == [
+        f"{run}.tate.{seed}" for seed in range(3) for run in ("with", "without")
+    ]
+    for _, key, _ in jobs:
         load_recipe(paper.recipe_of(paper.runs[key.run]), paper.settings_of(key))
 
 
