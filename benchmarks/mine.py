@@ -220,6 +220,7 @@ def memory(setting: Setting, root: str) -> dict:
         index=setting.index,
         nprobe=setting.nprobe,
         refine=setting.refine,
+        target_recall=0.5,  # nprobe is that of a smaller index
         threads=setting.threads,
         memory=setting.memory,
         audit_queries=100,
