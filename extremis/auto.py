@@ -599,9 +599,9 @@ def _fusion_of_finished(data: str, run: RunLayout) -> dict[str, Any] | None:
     Raises InputError if the run was trained on other data.
     """
     require_same_data(load_config(run.config), Table.open(data, "data").manifest, data, run.root)
-    if not storage.exists(run.finished) or not is_published(url := run.fusion(best_step(run))):
+    if not storage.exists(run.finished) or (step := best_step(run)) is None or not is_published(run.fusion(step)):
         return None
-    return open_manifest(url, "fusion").parameters
+    return open_manifest(run.fusion(step), "fusion").parameters
 
 
 def _remove_trials(run: str) -> None:
