@@ -25,7 +25,7 @@ from schemas.arrow import DENSE
 from schemas.errors import DivergedError, InputError, option
 from schemas.hashing import hash_strings
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, is_published, publish
+from schemas.manifest import Manifest, is_published, open_manifest, publish
 from schemas.owners import claimed, require_output_folder
 from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
@@ -37,6 +37,7 @@ from schemas.versions import VERSION
 from schemas.waits import waiting
 from scoring.fitting import REFIT_HOLDOUT, describe_fusion, fit_ranker
 from search.topk import faiss_threads
+from trainer.checkpoints import best_step
 from trainer.device import CPU, open_device
 from trainer.encoders.bag_encoder import find_token_vectors
 from trainer.evaluation.metrics import Contributions, paired_difference
@@ -46,7 +47,7 @@ from trainer.loop import EpochReport
 from trainer.methods.astra import Astra
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
-from trainer.model import DataSizes, find_earlier
+from trainer.model import DataSizes, find_earlier, require_same_data
 from trainer.recipe_files import WAIT_FOR_TABLES, applicable_overrides, load_config, read_recipe, validate
 from trainer.settings.data_statistics import DataStatistics, describe_textless_labels, measure
 from trainer.settings.resolve import Resolved, measure_rows, resolve
@@ -496,6 +497,12 @@ def run_auto(
     ):
         run_exists = storage.exists(RunLayout(run).config)
         _check_request(run, run_exists, resume)
+        if run_exists and (fusion := _fusion_of_finished(data, RunLayout(run))) is not None:
+            _remove_trials(run)
+            say(f"{run}: trained already; next: extremis evaluate {data} {run}")
+            report = read_json(join(run, AUTO_REPORT))
+            done = {"epochs": [], "table_versions": {}, "fusion": fusion}
+            return {**report, **done, "seconds": round(time.perf_counter() - began, 1)}
         survey = Survey.of(DataLayout(data))
         for line in survey.lines():
             say(line)
@@ -560,8 +567,7 @@ def run_auto(
             if not run_exists:
                 record(recipe)
             final = train_in(run, recipe, 0)()
-        for folder in (FINALISTS_FOLDER, TRIALS_FOLDER):
-            storage.remove(join(run, folder), recursive=True)
+        _remove_trials(run)
         if not fits:
             carry(data, run, recipe.train.start_from, recipe.train.device)
             say(f"{run}: trained; next: extremis evaluate {data} {run}")
@@ -585,6 +591,22 @@ def _check_request(run: str, run_exists: bool, resume: bool) -> None:
         raise InputError(
             f"{run}: this run was not started by auto. Continue it with its own recipe, or choose another RUN."
         )
+
+
+def _fusion_of_finished(data: str, run: RunLayout) -> dict[str, Any] | None:
+    """Return the facts of the fusion of a finished run's best checkpoint; None if a resume has work left.
+
+    Raises InputError if the run was trained on other data.
+    """
+    require_same_data(load_config(run.config), Table.open(data, "data").manifest, data, run.root)
+    if not storage.exists(run.finished) or (step := best_step(run)) is None or not is_published(run.fusion(step)):
+        return None
+    return open_manifest(run.fusion(step), "fusion").parameters
+
+
+def _remove_trials(run: str) -> None:
+    for folder in (FINALISTS_FOLDER, TRIALS_FOLDER):
+        storage.remove(join(run, folder), recursive=True)
 
 
 def _fitting(data: str, survey: Survey, pretrained: str, overrides: Sequence[str]) -> dict[Contender, Recipe]:

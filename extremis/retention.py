@@ -43,7 +43,7 @@ class Unneeded:
     size: int
 
     def __str__(self) -> str:
-        place = self.root if len(self.names) > 1 else resolve(self.root, self.names[0])
+        place = resolve(self.root, "." if len(self.names) > 1 else self.names[0])
         return f"{place}: {self.kind}, {say_bytes(self.size)}"
 
 
@@ -175,7 +175,8 @@ def why_needed(item: Listed, listed: Iterable[Listed]) -> str:
     if isinstance(item, ListedExport) and (current := find_current(folder)) and resolve(current, ".") == item.url:
         return f"this is the current export of {folder}. Make another export current first."
     if others := [each.table.url for each in listed if each.url != item.url and item.url in each.needs]:
-        return f"{', '.join(others)} need files of this {item.KIND}. Drop these first, beginning with the newest."
+        first = "Drop the newest of these first"
+        return f"files of this {item.KIND} are needed by {', '.join(others)}. {first}."
     readers = (sign.owner.work for sign in find_signs(item.url) if not (sign.claims or sign.is_over))
     return next((f"{work}. Wait until it has ended." for work in readers), "")
 

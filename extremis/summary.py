@@ -45,7 +45,8 @@ def summarize(data: str) -> dict[str, Any]:
         sizes[kind.partition("/")[0]] += files["bytes"]
     # Labels that are made from the files of all points are not merged: many points name one label.
     derived = sizes["labels"] == sum(sizes[name] for name in splits)
-    rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
+    own = {name: table for name, table in tables.items() if not name.startswith("parts/")}  # a version repeats these
+    rejected = {name: table.manifest.counters.get("rejected") for name, table in own.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
         if manifest.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
             rejected.pop(name, None)

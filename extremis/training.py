@@ -502,7 +502,7 @@ def mine(
 @contextlib.contextmanager
 def _as_files(*vectors: Any) -> Iterator[list[str]]:
     """Yield URLs to read `vectors` from: a URL unchanged; for an array, a file that exists until the block ends."""
-    with tempfile.TemporaryDirectory(prefix="extremis-vectors-") as folder:
+    with contextlib.ExitStack() as stack:
         urls = []
         for name, each in zip(("queries", "vectors"), vectors, strict=True):
             if isinstance(each, str | PathLike):
@@ -510,6 +510,7 @@ def _as_files(*vectors: Any) -> Iterator[list[str]]:
             else:
                 import numpy as np
 
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="extremis-vectors-"))
                 urls.append(f"{folder}/{name}.npy")
                 np.save(urls[-1], np.ascontiguousarray(each))
         yield urls

@@ -436,7 +436,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
             _retry(lambda: _call_with_timeout(fs, "put_file", temporary, path, seconds=seconds), "write", url)
     except OSError as error:
         kind, cause = failure_of(error), error.strerror or error
-        remedy = _REMEDIES[kind]
+        remedy = _remedy(kind, url)
         if kind is RoomError and not isinstance(fs, LocalFileSystem):
             cause, remedy = f"no space left in {tempfile.gettempdir()}", "set TMPDIR to a folder with more room"
         raise kind(f"could not write {url}: {cause}; {remedy}.") from error
@@ -845,7 +845,7 @@ def _fail(error: Exception, verb: str, url: str, attempts: int) -> NoReturn:
         kind = "a directory" if isinstance(error, IsADirectoryError) else "a path below a file"
         raise InputError(f"could not {verb} {url}: expected a file, got {kind}. Fix the path.") from error
     failure, cause = failure_of(error), _cause_of(error, url)
-    raise failure(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_REMEDIES[failure]}.") from error
+    raise failure(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_remedy(failure, url)}.") from error
 
 
 def _cause_of(error: Exception, url: str) -> str:
@@ -875,6 +875,11 @@ def _read_credentials_anew(url: str) -> None:
 
 _REMEDIES: dict[type[StorageError], str] = {
     RoomError: "free some space and run the same command again",
-    AccessError: f"give this user permission; a store takes credentials from {_CREDENTIALS}",
+    AccessError: "give this user permission",
     StorageError: "fix the cause and run again",
 }
+
+
+def _remedy(failure: type[StorageError], url: str) -> str:
+    of_store = failure is AccessError and not is_local(url)
+    return _REMEDIES[failure] + f"; a store takes credentials from {_CREDENTIALS}" * of_store

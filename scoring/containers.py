@@ -79,6 +79,7 @@ def input_url(data: Any, standard: str | None = None) -> Iterator[str]:
             yield folder
         except ExtremisError as error:  # names what the caller has: rows, not files
             said = str(error).replace(f"{folder}/", "").replace(folder, place or "input")
+            said = said.replace(_NAMES[str(standard)], "standard input") if is_standard else said
 
             def named(row: re.Match[str]) -> str:
                 number = int(row[2].replace(",", "")) - 1
@@ -98,6 +99,8 @@ def _copy_standard_input(folder: Path, form: str) -> None:
         raise InputError("standard input is closed. Open it, or give a file.")
     with (folder / _NAMES[form]).open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
+        if not file.tell():
+            raise InputError("standard input is empty. Give it texts, or give a file.")
 
 
 def _read_sheet(url: str) -> tuple["pa.Table", list[int]]:

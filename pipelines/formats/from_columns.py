@@ -184,13 +184,14 @@ def is_csv(url: str) -> bool:
 def read_csv(url: str, block_rows: int, encoding: str | None = None) -> Iterator[pa.RecordBatch]:
     """Yield blocks of `block_rows` rows (the last may be shorter) with the file's columns as strings, and COUNT.
 
-    Raises InputError if the file is incomplete or not CSV in its encoding; StorageError.
+    COUNT is 0 for an empty line, and for a row of several empty cells. Raises InputError if the file is incomplete or
+    not CSV in its encoding; StorageError.
     """
     records = chain.from_iterable(_records(url, block_rows, encoding))
     names = _header(url, records)
     records = chain([()], records)  # the header counts as an empty row, so that row numbers agree with lines
     while rows := [*islice(records, block_rows)]:
-        counts = [len(row) for row in rows]
+        counts = [len(row) if len(row) < 2 or any(row) else 0 for row in rows]  # ";;" is an empty row of a spreadsheet
         columns = [[row[place] if place < len(row) else None for row in rows] for place in range(len(names))]
         arrays = [_without_apostrophes(pa.array(column, pa.string()), url) for column in columns]
         yield pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import re
 import subprocess
@@ -25,6 +26,8 @@ from hypothesis import strategies as some
 import extremis
 from pipelines.formats.from_columns import read_csv
 from pipelines.formats.keyed import Texts
+from schemas.errors import InputError
+from scoring.containers import input_url
 from scoring.exported import Exported
 from scoring.predict import text_fields
 from scoring.prediction_files import rows_of_split, rows_of_texts
@@ -407,3 +410,12 @@ def test_what_cannot_be_wide_is_refused(exported: Path, tmp_path: Path) -> None:
     done = call("predict", exported, tmp_path / "a.jsonl", tmp_path / "p.csv", "--wide", "--batch", "1")
     refused(done, "later rows have other columns than the first ones: late beside text, n", "Write .jsonl")
     assert not (tmp_path / "p.csv").exists()
+
+
+def test_standard_input_without_a_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(InputError, match="standard input is empty"), input_url("-", "text"):
+        raise AssertionError
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"text")))
+    with pytest.raises(InputError, match="standard input, line 1: x"), input_url("-", "csv") as url:
+        raise InputError(f"{url}/input.csv, line 1: x")

@@ -233,7 +233,7 @@ def test_exports_are_listed_and_dropped(days: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the current export of"):
         extremis.data("drop", first, progress=False)
     make_current(str(second))
-    with pytest.raises(InputError, match=r"0: .*/1 need files of this export"):
+    with pytest.raises(InputError, match=r"0: files of this export are needed by .*/1"):
         extremis.data("drop", first, progress=False)
     make_current(str(first))
     extremis.data("drop", second, progress=False)

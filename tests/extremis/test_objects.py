@@ -68,7 +68,7 @@ def test_what_no_input_is_is_said(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_in_the_data_and_what_to_do_next(tmp_path: Path) -> None:
-    lines = ["text,label", "one two,a", "one two,b", ",c", "three,a,x"]
+    lines = ["text,label", "one two,a", "one two,b", ",c", ",", ",,,", "three,a,x"]  # a spreadsheet has empty rows
     (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
     (tmp_path / "test.csv").write_text("text,label\none two,a\nfour,a\n")
     done = call("shard", tmp_path, tmp_path / "data", "--tokenizer", "train:100", "--max-reject-share", "0.5", "--json")
@@ -78,6 +78,11 @@ def test_the_command_says_what_is_in_the_data_and_what_to_do_next(tmp_path: Path
     assert "1 with an empty text (kept)" in done.err
     assert "test: 2 points, 1.0 labels each, 1 with a text that is also in train" in done.err
     assert f"rejected from train: 1 malformed; see {tmp_path / 'data' / 'rejects'}" in done.err
+    (tmp_path / "day.csv").write_text("text,label\nfive,a\nsix\n")
+    made = extremis.shard(
+        tmp_path / "day.csv", tmp_path / "day", onto=tmp_path / "data", max_reject_share=0.5, progress=False
+    )
+    assert made.summary["rejected"] == {"queries/train": {"malformed": 1}}
     assert f"next: extremis run auto {tmp_path / 'data'} RUN" in done.err
     refused = call("shard", tmp_path, tmp_path / "other", "--test", "0.2")
     assert refused.status == 2

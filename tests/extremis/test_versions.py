@@ -291,7 +291,7 @@ def test_data_lists_shows_and_drops_versions(days: Path, tmp_path: Path) -> None
     shown = extremis.data("show", root / "data2", progress=False)
     assert [part["part"] for part in shown.parts] == ["0001", "0002", "0003"]
     assert shown.parts[2]["rows"]["train"] == 1
-    with pytest.raises(InputError, match=r"data1, .*data2 need files of this data\. Drop these first"):
+    with pytest.raises(InputError, match=r"files of this data are needed by .*data1, .*data2\. Drop"):
         extremis.data("drop", root / "data0", progress=False)
     extremis.data("drop", root / "data2", progress=False)
     extremis.data("drop", root / "data1", progress=False)

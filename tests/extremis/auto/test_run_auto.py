@@ -161,12 +161,15 @@ def test_several_ranks_are_refused_before_anything_is_made(
 
 
 def test_resume_of_a_finished_run_trains_nothing_more(data: Path, ran: Done, run: Path) -> None:
-    recipe = (run / "recipe.toml").read_bytes()
+    before = {path: path.stat().st_mtime_ns for kind in ("fusion", "checkpoints") for path in (run / kind).rglob("*")}
+    before[run / "recipe.toml"] = (run / "recipe.toml").stat().st_mtime_ns
+    (run / "trials").mkdir()  # as after a kill at the very end
     done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
     assert done.status == 0, done.err
-    assert done.json["chosen"] == ran.json["chosen"]
+    assert [done.json[name] for name in ("chosen", "fusion")] == [ran.json[name] for name in ("chosen", "fusion")]
     assert done.json["epochs"] == []
-    assert (run / "recipe.toml").read_bytes() == recipe
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not (run / "trials").exists()
 
 
 def test_training_goes_on_with_the_recipe_that_was_chosen(data: Path, run: Path, tmp_path: Path) -> None:

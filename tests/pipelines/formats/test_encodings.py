@@ -119,7 +119,7 @@ def test_what_is_written_as_text_is_read_back(
     storage.write_bytes(url, out.getvalue().removesuffix("" if ended else end).encode())
     blocks = list(read_csv(url, 5))
     read = [[*row.values()][:3] for block in blocks for row in block.to_pylist() if row["\x01fields"]]
-    assert read == rows
+    assert read == [row for row in rows if any(row)]
 
 
 @settings(max_examples=300)
