@@ -1,6 +1,5 @@
 """Votes of training points: each point votes for each of its labels; the nearer a point, the larger its vote."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -149,8 +148,8 @@ class Memory:
 
     The first `trained` points are training rows of the run, the other points are held-out rows. `factory`: the chosen
     kind of index; `index`: the index, once built, which returns `refine` times as many candidates as there are voters.
-    `measured`: recall and time after tuning. `on_device`: a copy of the vectors on the queries' device, for exact
-    search.
+    `measured`: how the index was chosen and tuned, and its recall; empty without an index. `on_device`: a copy of the
+    vectors on the queries' device, for exact search.
     """
 
     vectors: np.ndarray
@@ -212,7 +211,7 @@ class Memory:
         """
         rows, exact = self.unit(queries), replace(self, factory=_EXACT)
         if self.factory.exact or not len(rows):
-            return exact._measure(queries)
+            return exact
         configure_faiss(None)
         others = *code_factories(self._wide), _EXACT
         ways = [self.factory, *(way for way in others if replace(self, factory=way).bytes <= budget)]
@@ -229,7 +228,7 @@ class Memory:
             )
         weighed = {"recall": round(params.recall or 1.0, 4), "plans": [plan._asdict() for plan in plans]}
         chosen = replace(self, factory=factory, index=index, refine=params.factor)
-        return replace(chosen, measured={"nprobe": params.nprobe, **weighed})._measure(queries)
+        return replace(chosen, measured={"nprobe": params.nprobe, **weighed})
 
     def extended(self, whole: "Memory") -> "Memory":
         """Return the memory `whole`, which starts with this memory's points, with this memory's index."""
@@ -359,19 +358,11 @@ class Memory:
         rows = x[:, : self._wide]
         return unit(rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy())
 
-    def _measure(self, queries: Any) -> "Memory":
-        """Return this memory with the milliseconds per query, measured on `queries`."""
-        began = time.perf_counter()
-        self.votes(queries)
-        taken = 1000 * (time.perf_counter() - began) / max(1, len(queries))
-        return replace(self, measured={"recall": 1.0, **self.measured, "milliseconds": round(taken, 3)})
-
 
 def describe_memory(facts: Mapping[str, Any]) -> str:
-    measured = facts["measured"]
-    found = "" if facts["index"] == EXACT else f" with recall {100 * measured['recall']:.1f} %"
+    found = "" if facts["index"] == EXACT else f" with recall {100 * facts['measured']['recall']:.1f} %"
     return (
-        f"{facts['points']:,} points, index {facts['index']}{found}, {measured['milliseconds']:.2f} ms per query, "
+        f"{facts['points']:,} points, index {facts['index']}{found}, "
         f"{say_bytes(facts['bytes'])} in memory, {say_bytes(facts['stored'])} of vectors in files"
     )
 
