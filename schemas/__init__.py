@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-VERSION = "0.2.0.dev0"  # of this code; setup.cfg reads it here
+VERSION = "0.2.0"  # of this code; setup.cfg reads it here
 PAD = -1  # fills places without a label in arrays of label ids
 LABEL_TEXTS = "labels"  # name of the source of label texts, also in a mix of sources
 UNKNOWN = "unknown"  # a commit that nobody recorded
