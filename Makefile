@@ -21,7 +21,7 @@ help:            ## list the targets
 demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, evaluate (results in demo/)
 	$(BIN)/extremis demo demo $(DEMO)
 
-test: $(VENV)/.dev  ## the tests, 6 minutes on 2 cores
+test: $(VENV)/.dev  ## the tests, 10 to 16 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not engine and not image and not s3server"
 
 test-all: $(VENV)/.dev  ## every test, the slow ones too; engines and s3server have targets of their own
